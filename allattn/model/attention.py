@@ -1,0 +1,118 @@
+"""One All-attention layer: LayerNorm, attention over sequence and persistent vectors, residual sum.
+
+    h_i = Softmax(Q_i [K_i, PK_i]^T / sqrt(c)) [V_i, PV_i]
+    O   = s_g * sum_i g_i h_i WO_i
+    x   = x + Dropout(O + bias)
+
+    B batch rows, T queries, S = memory + T keys, d width, h heads present (0..H), c = d / H, N persistent
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from allattn.model.config import ModelConfig
+from allattn.model.core import attend
+
+# Parameters of a layer that belong to its heads, and the axis along which the heads' blocks of c lie.
+HEAD_AXIS = {
+    "query.weight": 0,
+    "key.weight": 0,
+    "value.weight": 0,
+    "position.weight": 0,
+    "output.weight": 1,
+    "content_bias": 0,
+    "position_bias": 0,
+    "persistent_keys": 1,
+    "persistent_values": 1,
+}
+
+
+class AllAttention(nn.Module):
+    """A layer with any number of heads from 0 to H; the cut model is this class with smaller tensors."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.heads_kept = config.kept(layer)
+        self.original_heads = config.heads
+        self.head_width = config.head_width
+        self.scale = config.scale(layer)  # the constant s_g of a cut layer
+        self.attention_dropout = config.attention_dropout
+        present = len(self.heads_kept) * self.head_width  # h * c
+        self.norm = nn.LayerNorm(config.width)
+        self.query = _EmptyLinear(config.width, present)
+        self.key = _EmptyLinear(config.width, present)
+        self.value = _EmptyLinear(config.width, present)
+        self.position = _EmptyLinear(config.width, present)
+        self.output = _EmptyLinear(present, config.width)
+        self.bias = nn.Parameter(torch.zeros(config.width))
+        self.content_bias = nn.Parameter(torch.zeros(present))  # u
+        self.position_bias = nn.Parameter(torch.zeros(present))  # v
+        self.persistent_keys = nn.Parameter(torch.empty(config.persistent_vectors, present))
+        self.persistent_values = nn.Parameter(torch.empty(config.persistent_vectors, present))
+        self.dropout = nn.Dropout(config.projection_dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Persistent keys N(0, 1/c), values N(0, 1/N) (Sukhbaatar et al.); projections N(0, 1/d)."""
+        if not self.heads_kept:
+            return
+        std = self.norm.normalized_shape[0] ** -0.5
+        for linear in (self.query, self.key, self.value, self.position, self.output):
+            nn.init.normal_(linear.weight, std=std)
+        if len(self.persistent_keys):
+            nn.init.normal_(self.persistent_keys, std=self.head_width**-0.5)
+            nn.init.normal_(self.persistent_values, std=len(self.persistent_values) ** -0.5)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        positions: Tensor,
+        window: int,
+        multipliers: Tensor | None = None,
+    ) -> Tensor:
+        """One layer.
+
+        Args:
+            x: (B, T, d) input.
+            memory: (B, M', d) this layer's inputs at the M' positions before `x`, without gradient.
+            positions: (S, d) relative-position rows, row i for distance i; S = M' + T.
+            window: how many positions before itself a query sees.
+            multipliers: (h,) s_g * g_i of every head present; None = the constant `scale`.
+
+        Returns:
+            (B, T, d).
+        """
+        if not self.heads_kept:
+            return x + self.dropout(self.bias.to(x.dtype).expand_as(x))
+        batch, queries, _ = x.shape
+        normed = self.norm(torch.cat([memory.to(x.dtype), x], dim=1))  # (B, S, d)
+        by_head = (-1, self.head_width)
+        z = attend(
+            self.query(normed[:, -queries:]).unflatten(-1, by_head),
+            self.key(normed).unflatten(-1, by_head),
+            self.value(normed).unflatten(-1, by_head),
+            self.position(positions).unflatten(-1, by_head),
+            self.content_bias.unflatten(-1, by_head),
+            self.position_bias.unflatten(-1, by_head),
+            (self.persistent_keys * math.sqrt(self.head_width)).unflatten(-1, by_head),
+            (self.persistent_values * math.sqrt(len(self.persistent_values))).unflatten(-1, by_head),
+            window,
+            self.attention_dropout if self.training else 0.0,
+        )  # (B, T, h, c)
+        z = z * (self.scale if multipliers is None else multipliers.to(z.dtype).unsqueeze(-1))
+        out = F.linear(z.reshape(batch, queries, -1), self.output.weight) + self.bias
+        return x + self.dropout(out)
+
+
+class _EmptyLinear(nn.Linear):
+    """A bias-free linear map whose weight is left for the layer to fill (it may have no elements)."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def reset_parameters(self) -> None:
+        pass

@@ -1,0 +1,136 @@
+"""Sizes of the model. With them and a state dict a model, dense or cut, is rebuilt; nothing else is needed.
+
+Notation used in every model file:
+    B batch rows, T segment length, M memory length, N persistent vectors per head, V vocabulary,
+    d width, H heads, c = d / H head width, S = (memory present) + T keys in the sequence.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from allattn.errors import InputError
+
+
+@dataclass
+class ModelConfig:
+    """Everything that fixes the architecture (paper: L=16, d=512, H=8, N=2048, M=192)."""
+
+    vocabulary_size: int | None = None  # V; read from the tokenizer when None
+    layers: int = 16  # L
+    width: int = 512  # d
+    heads: int = 8  # H, the original head count of a layer; stays H after removal (it defines s_g)
+    persistent_vectors: int = 2048  # N per head; they take the feed-forward layer's place
+    memory_length: int = 192  # M positions before a query that it may see
+    position_rows: int = 512  # rows of the relative-position table; distances 0..position_rows-1 exist
+    same_length: bool = True  # each query sees exactly the M positions before it; False: all there are
+    cutoffs: list[int] = field(default_factory=lambda: [20_000, 40_000, 200_000])  # [] = plain tied softmax
+    div: int = 4  # each further frequency band is narrower by this factor
+    attention_dropout: float = 0.2  # on the attention probabilities
+    projection_dropout: float = 0.1  # on a layer's output before the residual sum
+    input_dropout: float = 0.1  # on the embedding
+    output_dropout: float = 0.1  # on the last layer's output
+    word_dropout: float = 0.1  # whole word types of the input, embedding vector and all
+    # A cut model: original indices of the heads each layer still has, and its s_g (1.0 where dense).
+    heads_kept: list[list[int]] | None = None  # None = all H in every layer
+    output_scale: list[float] | None = None  # None = 1.0 in every layer
+    scale_absorbed: bool = False  # s_g is already inside WO (an inference export)
+
+    @property
+    def head_width(self) -> int:
+        """c = d / H."""
+        return self.width // self.heads
+
+    @property
+    def band_ends(self) -> list[int]:
+        """Upper ends of the vocabulary's frequency bands; the last one is V."""
+        assert self.vocabulary_size is not None
+        return [*self.cutoffs, self.vocabulary_size]
+
+    def kept(self, layer: int) -> list[int]:
+        """Original indices of the heads that `layer` has."""
+        return list(range(self.heads)) if self.heads_kept is None else list(self.heads_kept[layer])
+
+    def scale(self, layer: int) -> float:
+        """The constant s_g of `layer`."""
+        return 1.0 if self.output_scale is None else float(self.output_scale[layer])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain Python values, fit for a weights-only checkpoint or JSON."""
+        return asdict(self)
+
+
+def model_config_from_dict(values: dict[str, Any]) -> ModelConfig:
+    """The inverse of `ModelConfig.to_dict`.
+
+    Raises:
+        InputError: a key is unknown or a value contradicts another.
+    """
+    unknown = sorted(set(values) - set(ModelConfig.__dataclass_fields__))
+    if unknown:
+        raise InputError(f"the model's configuration has unknown entries: {', '.join(unknown)}")
+    config = ModelConfig(**values)
+    check_model(config)
+    return config
+
+
+def check_model(config: ModelConfig) -> None:
+    """Refuse sizes that contradict each other.
+
+    Raises:
+        InputError: names both settings and what to change.
+    """
+    at_least_one = ("layers", "width", "heads", "memory_length", "position_rows", "div")
+    for name in at_least_one:
+        if getattr(config, name) < 1:
+            raise InputError(f"model.{name}={getattr(config, name)}: must be at least 1")
+    if config.persistent_vectors < 0:
+        raise InputError(f"model.persistent_vectors={config.persistent_vectors}: must not be negative")
+    if config.width % config.heads:
+        raise InputError(
+            f"model.width={config.width} is not divisible by model.heads={config.heads}: "
+            "every head needs the same whole number of dimensions"
+        )
+    for name in ("attention", "projection", "input", "output", "word"):
+        value = getattr(config, f"{name}_dropout")
+        if not 0 <= value < 1:
+            raise InputError(f"model.{name}_dropout={value}: a dropout lies in [0, 1)")
+    if config.same_length and config.memory_length >= config.position_rows:
+        raise InputError(
+            f"model.memory_length={config.memory_length} needs distances 0..{config.memory_length}, but "
+            f"model.position_rows={config.position_rows}: raise position_rows to at least "
+            f"{config.memory_length + 1}"
+        )
+    _check_cutoffs(config)
+    _check_heads(config)
+
+
+def _check_cutoffs(config: ModelConfig) -> None:
+    cutoffs = list(config.cutoffs)
+    if any(b <= a for a, b in zip([0, *cutoffs], cutoffs, strict=False)):
+        raise InputError(f"model.cutoffs={cutoffs}: must be positive and increasing")
+    if cutoffs and config.vocabulary_size is not None and cutoffs[-1] >= config.vocabulary_size:
+        raise InputError(
+            f"model.cutoffs={cutoffs}: the last one must be below the vocabulary's size "
+            f"{config.vocabulary_size}; give smaller ones, or model.cutoffs=[] for a plain softmax"
+        )
+    narrowest = config.width // config.div ** len(cutoffs)
+    if narrowest < 1:
+        raise InputError(
+            f"model.width={config.width} divided by model.div={config.div} for each of {len(cutoffs)} "
+            "model.cutoffs leaves no dimension for the last band: use fewer cutoffs or a smaller div"
+        )
+
+
+def _check_heads(config: ModelConfig) -> None:
+    for name in ("heads_kept", "output_scale"):
+        entries = getattr(config, name)
+        if entries is not None and len(entries) != config.layers:
+            raise InputError(
+                f"model.{name} has {len(entries)} entries but model.layers={config.layers}: one per layer"
+            )
+    for layer, kept in enumerate(config.heads_kept or []):
+        if list(kept) != sorted(set(kept)) or any(not 0 <= head < config.heads for head in kept):
+            raise InputError(
+                f"model.heads_kept of layer {layer} is {list(kept)}: give increasing original head indices "
+                f"in 0..{config.heads - 1} (model.heads={config.heads})"
+            )

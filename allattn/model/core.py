@@ -1,0 +1,79 @@
+"""The attention core: one softmax over the sequence and the persistent keys (Sukhbaatar et al.).
+
+    T queries, S keys in the sequence (memory first), h heads present, c head width, N persistent vectors
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def visible(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
+    """(T, S) bool: query i, at position S - T + i, sees key j iff 0 <= position - j <= window."""
+    position = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
+    distance = position - torch.arange(keys, device=device)
+    return (distance >= 0) & (distance <= window)
+
+
+def shift(products: Tensor) -> Tensor:
+    """(..., T, S) products with distances S-1..0 in a row -> (..., T, S) by key, as a view.
+
+    Entry (i, j) becomes the one of distance S - T + i - j. Entries of keys after the query hold another
+    row's product and must be masked.
+    """
+    queries, keys = products.shape[-2:]
+    products = products.contiguous()
+    return products.as_strided(
+        products.shape,
+        (*products.stride()[:-2], keys - 1, 1),
+        products.storage_offset() + queries - 1,
+    )
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    u: Tensor,
+    w: Tensor,
+    pk: Tensor,
+    pv: Tensor,
+    window: int,
+    dropout: float,
+) -> Tensor:
+    """Every head's output h_i = Softmax(scores) [V_i, PV_i] before the output projection.
+
+    Args:
+        q: (B, T, h, c) queries.
+        k: (B, S, h, c) keys, memory first.
+        v: (B, S, h, c) values.
+        r: (S, h, c) projected position keys, row i for distance i.
+        u: (h, c) content bias of the query.
+        w: (h, c) position bias of the query (the paper's v).
+        pk: (N, h, c) persistent keys, already scaled.
+        pv: (N, h, c) persistent values, already scaled.
+        window: how many positions before itself a query sees.
+        dropout: probability of dropping an attention probability; 0 turns it off.
+
+    Returns:
+        (B, T, h, c) in the dtype of `q`.
+    """
+    batch, queries, heads, width = q.shape
+    keys = k.shape[1]
+    content = torch.einsum("bthc,bshc->hbts", q + u, k)
+    flat = (q + w).permute(2, 0, 1, 3).reshape(heads, batch * queries, width)
+    position = torch.bmm(flat, r.flip(0).permute(1, 2, 0)).view(heads, batch, queries, keys)
+    sequence = (content + shift(position)).masked_fill(
+        ~visible(queries, keys, window, q.device), float("-inf")
+    )
+    flat = q.permute(2, 0, 1, 3).reshape(heads, batch * queries, width)
+    persistent = torch.bmm(flat, pk.permute(1, 2, 0)).view(heads, batch, queries, -1)
+    scores = torch.cat([sequence, persistent], dim=-1) / math.sqrt(width)
+    probabilities = F.dropout(scores.softmax(dim=-1), dropout, training=dropout > 0)
+    on_sequence = torch.einsum("hbts,bshc->bthc", probabilities[..., :keys], v)
+    rest = probabilities[..., keys:].reshape(heads, batch * queries, -1)
+    on_persistent = torch.bmm(rest, pv.permute(1, 0, 2)).view(heads, batch, queries, width)
+    return on_sequence + on_persistent.permute(1, 2, 0, 3)

@@ -1,0 +1,90 @@
+"""The language model: embedding -> L All-attention layers -> tied softmax; memory goes in and comes out."""
+
+import torch
+from torch import Tensor, nn
+
+from allattn.model.attention import AllAttention
+from allattn.model.config import ModelConfig, check_model
+from allattn.model.embedding import AdaptiveEmbedding
+from allattn.model.positions import RelativePositions
+from allattn.model.softmax import TiedAdaptiveSoftmax
+
+Memory = list[Tensor]  # L tensors (B, M', d): each layer's inputs at the last M' <= M positions
+
+
+class AllAttentionLM(nn.Module):
+    """All-attention Transformer language model, dense or cut.
+
+    Raises:
+        InputError: the configuration contradicts itself (see `check_model`).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        check_model(config)
+        self.config = config
+        self.embedding = AdaptiveEmbedding(config)
+        self.positions = RelativePositions(config)
+        self.layers = nn.ModuleList(AllAttention(config, layer) for layer in range(config.layers))
+        self.output_dropout = nn.Dropout(config.output_dropout)
+        self.softmax = TiedAdaptiveSoftmax(config)
+
+    def empty_memory(self, rows: int) -> Memory:
+        """The memory at the start of a text: L tensors (rows, 0, d)."""
+        table = self.positions.table
+        return [table.new_zeros(rows, 0, self.config.width) for _ in self.layers]
+
+    def forward(
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        memory: Memory,
+        multipliers: list[Tensor] | None = None,
+        memory_length: int | None = None,
+    ) -> tuple[Tensor, Memory]:
+        """Nats of each target and the memory after the segment.
+
+        Args:
+            ids: (B, T) int64.
+            targets: (B, T) int64, the next word of each position; negative = not scored.
+            memory: from the call on the segment before, or `empty_memory`.
+            multipliers: per layer (h,) s_g * g_i; None = no gates.
+            memory_length: M when it differs from the configuration's.
+
+        Returns:
+            (B, T) negative log-likelihoods in nats, 0 where not scored; the new memory.
+        """
+        hidden, memory = self.hidden(ids, memory, multipliers, memory_length)
+        return self.softmax(hidden, targets, self.embedding), memory
+
+    def hidden(
+        self,
+        ids: Tensor,
+        memory: Memory,
+        multipliers: list[Tensor] | None = None,
+        memory_length: int | None = None,
+    ) -> tuple[Tensor, Memory]:
+        """Outputs of the last layer (B, T, d) and the new memory; arguments as in `forward`."""
+        length = self.config.memory_length if memory_length is None else memory_length
+        keys = memory[0].shape[1] + ids.shape[1]
+        window = length if self.config.same_length else keys
+        positions = self.positions(keys, window)
+        x = self.embedding(ids)
+        after: Memory = []
+        for index, layer in enumerate(self.layers):
+            after.append(_last(memory[index], x, length))
+            gate = None if multipliers is None else multipliers[index]
+            x = layer(x, memory[index], positions, window, gate)
+        return self.output_dropout(x), after
+
+    def log_probs(self, ids: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Log-probabilities of every next word, (B, T, V), and the new memory."""
+        hidden, memory = self.hidden(ids, memory)
+        return self.softmax.log_probs(hidden, self.embedding), memory
+
+
+def _last(memory: Tensor, x: Tensor, length: int) -> Tensor:
+    """The last `length` positions of memory and segment together, without gradient: (B, <= length, d)."""
+    with torch.no_grad():
+        joined = torch.cat([memory.to(x.dtype), x.detach()], dim=1)
+        return joined[:, max(0, joined.shape[1] - length) :].clone()

@@ -1,0 +1,97 @@
+"""Vectors to words: adaptive softmax tied to the embedding (Grave et al.; tying after Baevski & Auli).
+
+The head holds the first band's words and one cluster row per further band; a word of band i has
+log p = log p(cluster i) + log p(word | band i). Tables and tail projections are the embedding's own
+parameters; the head projection, the biases and the cluster rows belong to the softmax.
+Everything here runs in float32 (or float64), also under mixed precision.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from allattn.model.config import ModelConfig
+from allattn.model.embedding import AdaptiveEmbedding
+
+
+class TiedAdaptiveSoftmax(nn.Module):
+    """Log-probabilities of the next word. With no cutoffs: a plain tied softmax with a bias."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.ends = config.band_ends
+        self.tails = len(self.ends) - 1
+        sizes = [end - start for start, end in zip([0, *self.ends[:-1]], self.ends, strict=True)]
+        self.biases = nn.ParameterList(torch.zeros(size) for size in sizes)
+        if self.tails:
+            self.head_projection = nn.Parameter(torch.empty(config.width, config.width))
+            self.cluster_weight = nn.Parameter(torch.empty(self.tails, config.width))
+            self.cluster_bias = nn.Parameter(torch.zeros(self.tails))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Logits start near unit variance; biases at zero."""
+        for bias in self.biases:
+            nn.init.zeros_(bias)
+        if self.tails:
+            width = self.head_projection.shape[0]
+            nn.init.normal_(self.head_projection, std=width**-0.5)
+            nn.init.normal_(self.cluster_weight, std=width**-0.5)
+            nn.init.zeros_(self.cluster_bias)
+
+    def forward(self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """Negative log-likelihood in nats of each target, in token order.
+
+        Args:
+            hidden: (B, T, d), any floating dtype.
+            targets: (B, T) int64; a negative target is not scored and gets 0.
+            embedding: the tied embedding.
+
+        Returns:
+            (B, T) float32 (float64 for float64 input). Only the bands that occur are computed.
+        """
+        with torch.autocast(hidden.device.type, enabled=False):
+            flat, words = self._wide(hidden).reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+            head = self._head_log_probs(flat, embedding)  # (B*T, first band + tails)
+            first = self.ends[0]
+            column = words.clamp(min=0)
+            for tail in range(self.tails):
+                column = torch.where(words >= self.ends[tail], first + tail, column)
+            nats = -head.gather(1, column.unsqueeze(1)).squeeze(1)
+            for tail in range(self.tails):
+                low, high = self.ends[tail], self.ends[tail + 1]
+                place = ((words >= low) & (words < high)).nonzero().squeeze(1)
+                if len(place):
+                    logits = self._tail_logits(flat[place], tail, embedding)
+                    within = F.cross_entropy(logits, words[place] - low, reduction="none")
+                    nats = nats.index_add(0, place, within)
+            return nats.masked_fill(words < 0, 0.0).view(targets.shape)
+
+    def log_probs(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """Log-probability of every word: (..., d) -> (..., V) float32 (float64 for float64 input)."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            flat = self._wide(hidden).reshape(-1, hidden.shape[-1])
+            head = self._head_log_probs(flat, embedding)
+            first = self.ends[0]
+            parts = [head[:, :first]]
+            for tail in range(self.tails):
+                within = self._tail_logits(flat, tail, embedding).log_softmax(dim=1)
+                parts.append(head[:, first + tail, None] + within)
+            return torch.cat(parts, dim=1).view(*hidden.shape[:-1], self.ends[-1])
+
+    def _head_log_probs(self, flat: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        weight, bias = embedding.tables[0], self.biases[0]
+        if self.tails:
+            flat = flat @ self.head_projection
+            weight = torch.cat([weight, self.cluster_weight])
+            bias = torch.cat([bias, self.cluster_bias])
+        return F.linear(flat, weight, bias).log_softmax(dim=1)
+
+    def _tail_logits(self, flat: Tensor, tail: int, embedding: AdaptiveEmbedding) -> Tensor:
+        band = tail + 1
+        narrow = flat @ embedding.projections[band].t()  # (rows, d) -> (rows, band width)
+        return F.linear(narrow, embedding.tables[band], self.biases[band])
+
+    @staticmethod
+    def _wide(hidden: Tensor) -> Tensor:
+        return hidden if hidden.dtype == torch.float64 else hidden.float()
