@@ -1,10 +1,10 @@
 """One All-attention layer: LayerNorm, attention over sequence and persistent vectors, residual sum.
 
-    h_i = Softmax(Q_i [K_i, PK_i]^T / sqrt(c)) [V_i, PV_i]
-    O   = s_g * sum_i g_i h_i WO_i
-    x   = x + Dropout(O + bias)
+h_i = Softmax(Q_i [K_i, PK_i]^T / sqrt(c)) [V_i, PV_i]
+O   = s_g * sum_i g_i h_i WO_i
+x   = x + Dropout(O + bias)
 
-    B batch rows, T queries, S = memory + T keys, d width, h heads present (0..H), c = d / H, N persistent
+B batch rows, T queries, S = memory + T keys, d width, h heads present (0..H), c = d / H, N persistent
 """
 
 import math

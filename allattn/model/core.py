@@ -1,6 +1,6 @@
 """The attention core: one softmax over the sequence and the persistent keys (Sukhbaatar et al.).
 
-    T queries, S keys in the sequence (memory first), h heads present, c head width, N persistent vectors
+T queries, S keys in the sequence (memory first), h heads present, c head width, N persistent vectors
 """
 
 import math

@@ -1,0 +1,150 @@
+"""What every command shares: compose the settings with Hydra, run, and turn bad input into one line."""
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from allattn.errors import InputError
+
+BAD_INPUT = 2  # exit status
+
+
+class Interrupted(Exception):
+    """A signal stopped a run after it was saved; `number` is the signal's."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+def run_command(
+    job: Callable[[DictConfig], Any], config_name: str, config_path: Path | None, schema: type
+) -> None:
+    """Run `job` with the composed configuration; in a multirun once per combination.
+
+    Exit status: 0, 2 for bad input, 128 + signal for an interrupted run that was saved.
+
+    Args:
+        job: what to do.
+        config_name: the primary configuration.
+        config_path: folder of the YAML files; None where the schema alone is the configuration.
+        schema: its dataclass; a mistyped key is answered with the nearest right one.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing its own report
+
+    def guarded(config: DictConfig) -> Any:
+        try:
+            refuse_unknown(config, schema)
+            return job(config)
+        except (InputError, Interrupted) as error:
+            if HydraConfig.get().mode == RunMode.MULTIRUN and isinstance(error, InputError):
+                print(f"error: {error}", file=sys.stderr)
+                raise
+            _leave(error)
+
+    path = str(config_path) if config_path else None
+    try:
+        hydra.main(version_base="1.3", config_path=path, config_name=config_name)(guarded)()
+    except (HydraException, OmegaConfBaseException) as error:
+        print(f"error: {explain(error, schema)}", file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from None
+    except (InputError, Interrupted) as error:
+        _leave(error)
+
+
+def register_command(name: str, schema: type) -> str:
+    """Make a command without YAML files known to Hydra; it writes nothing on its own. Its name."""
+    store = ConfigStore.instance()
+    store.store(f"{name}_settings", schema)
+    defaults = [f"{name}_settings", {"override hydra/job_logging": "stdout"}, "_self_"]
+    store.store(name, {"defaults": defaults, "hydra": {"run": {"dir": "."}, "output_subdir": None}})
+    return name
+
+
+def job_name(name: str) -> str:
+    """The run's name; in a multirun the job's own overrides are added, so that every job has its folder."""
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return name
+    shared = ("name=", "checkpoint=", "experiment=", "data=", "data.", "logger=", "logger.", "trainer.")
+    own = [o for o in HydraConfig.get().overrides.task if not o.startswith(shared)]
+    return f"{name}/{','.join(own).replace('/', '_') or 'only'}"
+
+
+def _leave(error: InputError | Interrupted) -> None:
+    print(f"error: {error}" if isinstance(error, InputError) else str(error), file=sys.stderr)
+    raise SystemExit(BAD_INPUT if isinstance(error, InputError) else 128 + error.number) from None
+
+
+def refuse_unknown(config: DictConfig, schema: type) -> None:
+    """Hydra lets `+key=value` add what no dataclass has; nothing would ever read it.
+
+    Raises:
+        InputError: a setting is not one of the schema's; the nearest one is named.
+    """
+    known = set(setting_names(schema))
+    for name in _leaves(config):
+        if name not in known:
+            raise InputError(_no_such_setting(name, schema))
+
+
+def _leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in config:
+        name = f"{prefix}{key}"
+        inner = None if OmegaConf.is_missing(config, key) else config[key]
+        if isinstance(inner, DictConfig):
+            yield from _leaves(inner, f"{name}.")
+        else:
+            yield name
+
+
+def explain(error: Exception, schema: type) -> str:
+    """One line about a configuration error, with the nearest setting where a key is unknown."""
+    lines = [line.strip() for cause in _causes(error) for line in str(cause).splitlines()]
+    text = "; ".join(dict.fromkeys(line for line in lines if line and not _is_noise(line)))
+    unknown = re.search(r"[Kk]ey '([\w.]+)' (?:is )?not in", text)
+    if unknown is None:
+        return text
+    override = re.search(r"Could not (?:override|append to config\.?|.*?) '?\+*([\w.]+)'?", text)
+    return _no_such_setting(override.group(1) if override else unknown.group(1), schema)
+
+
+def _no_such_setting(wanted: str, schema: type) -> str:
+    names = setting_names(schema)
+    last = {name.rsplit(".", 1)[-1]: name for name in names}
+    near = difflib.get_close_matches(wanted, names, 1, 0.7)
+    near = near or [last[key] for key in difflib.get_close_matches(wanted.rsplit(".", 1)[-1], last, 1, 0.5)]
+    return f"there is no setting {wanted}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    return [] if error is None else [error, *_causes(error.__cause__)]
+
+
+def _is_noise(line: str) -> bool:
+    return line.startswith(("object_type=", "full_key:", "To append to your config", "reference_type="))
+
+
+def setting_names(schema: type, prefix: str = "") -> list[str]:
+    """Dotted names of all settings of a dataclass."""
+    names = []
+    for entry in fields(schema):
+        name = f"{prefix}{entry.name}"
+        inner = entry.type
+        if isinstance(inner, type) and is_dataclass(inner):
+            names += setting_names(inner, f"{name}.")
+        else:
+            names.append(name)
+    return names

@@ -1,0 +1,50 @@
+"""One SHA-256 for the text of all splits, remembered per file version."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class Fingerprint:
+    """SHA-256 over splits of any chunking: call `start_split`, then `update` for each of its chunks."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def start_split(self, split: str) -> None:
+        self._hash.update(b"\0" + split.encode() + b"\0")  # texts hold no NUL, so splits cannot run together
+
+    def update(self, chunk: bytes) -> None:
+        self._hash.update(chunk)
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def fingerprint(splits: Iterable[tuple[str, Iterable[bytes]]]) -> str:
+    """SHA-256 (hexadecimal) of (split name, chunks) pairs."""
+    result = Fingerprint()
+    for split, chunks in splits:
+        result.start_split(split)
+        for chunk in chunks:
+            result.update(chunk)
+    return result.hexdigest()
+
+
+def file_versions(paths: Iterable[Path]) -> str:
+    """SHA-256 (hexadecimal) of the files' places, sizes and modification times."""
+    stats = [(str(path.resolve()), path.stat()) for path in paths]
+    versions = [(place, stat.st_size, stat.st_mtime_ns) for place, stat in stats]
+    return hashlib.sha256(json.dumps(versions).encode()).hexdigest()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` so that a reader sees the old text or the whole new one."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

@@ -1,0 +1,180 @@
+"""An id array as training streams that carry memory, and as rows that score a text exactly.
+
+Notation: N tokens of the text, B streams over all processes and groups, T segment length, A accumulation
+groups, R evaluation rows, b rows of this process.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from allattn.errors import InputError
+
+NOT_SCORED = -100
+Ids = npt.NDArray[np.int32]
+
+
+class Segment(NamedTuple):
+    """The next piece of b texts that are read side by side."""
+
+    inputs: Tensor  # (b, T) int64
+    targets: Tensor  # (b, T) int64: the token after each input, or NOT_SCORED
+    group: int  # accumulation group: which streams, and so which memory
+    starts_over: bool  # the texts begin here: memory must be emptied
+
+
+class SegmentStream:
+    """Micro-batches of B contiguous streams; micro-batch m is a function of m alone.
+
+    The text is cut into B streams of n = (N - 1) // B inputs, each with the token that follows as its last
+    target. Optimizer step s reads segment s mod (n // T) of every stream; its B rows go to A groups, one per
+    micro-batch, and each group's rows to the processes, in order.
+
+    Args:
+        ids: (N,) the training text.
+        batch_size: B.
+        segment_length: T.
+        total: micro-batches of the whole run, steps * A.
+        start: micro-batches of it that are already done.
+        accumulation: A.
+        rank: index of this process.
+        world_size: number of processes.
+
+    Raises:
+        InputError: B cannot be shared out evenly, or the text is too short for B streams of T tokens.
+    """
+
+    def __init__(
+        self,
+        ids: Ids,
+        batch_size: int,
+        segment_length: int,
+        total: int,
+        start: int = 0,
+        accumulation: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if batch_size % (accumulation * world_size):
+            raise InputError(
+                f"schedule.batch_size={batch_size} is not divisible by trainer.accumulation={accumulation} "
+                f"times {world_size} processes: every group of every process needs the same number of streams"
+            )
+        self.ids = ids
+        self.segment_length = segment_length
+        self.total = total
+        self.start = start
+        self.accumulation = accumulation
+        self.rank = rank
+        self.world_size = world_size
+        self.rows = batch_size // (accumulation * world_size)  # b
+        self.stream_length = (len(ids) - 1) // batch_size  # n
+        self.segments = self.stream_length // segment_length  # per epoch
+        if self.segments < 1:
+            raise InputError(
+                f"the training text has {len(ids)} tokens, too few for schedule.batch_size={batch_size} "
+                f"streams of schedule.segment_length={segment_length}; they take "
+                f"{batch_size * segment_length + 1}: lower one of them"
+            )
+
+    def __len__(self) -> int:
+        return max(0, self.total - self.start)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return map(self.micro_batch, range(self.start, self.total))
+
+    def micro_batch(self, index: int) -> Segment:
+        """Micro-batch `index` of the run, on this process."""
+        step, group = divmod(index, self.accumulation)
+        segment = step % self.segments
+        first_row = (group * self.world_size + self.rank) * self.rows
+        rows = np.arange(first_row, first_row + self.rows)
+        begins = rows * self.stream_length + segment * self.segment_length  # (b,)
+        window = self.ids[begins[:, None] + np.arange(self.segment_length + 1)]  # (b, T + 1)
+        tokens = torch.from_numpy(np.asarray(window, np.int64))
+        return Segment(tokens[:, :-1], tokens[:, 1:], group, starts_over=segment == 0)
+
+
+class EvaluationRow(NamedTuple):
+    """One contiguous part of a text, by position of its targets."""
+
+    first: int  # first target read; those before `scored` only fill the memory
+    scored: int  # first target scored
+    end: int  # after the last target
+
+
+def evaluation_rows(tokens: int, rows: int, warm_up: int) -> list[EvaluationRow]:
+    """Deal the targets 1..N-1 out to at most `rows` contiguous ranges of nearly equal length.
+
+    Args:
+        tokens: N.
+        rows: R; fewer where there are fewer targets.
+        warm_up: inputs before each range, clipped at the text's start. With layers * M of them a score does
+            not depend on R.
+
+    Raises:
+        InputError: the text has no token after its first.
+    """
+    if tokens < 2:
+        raise InputError(f"the text to score has {tokens} token: it needs two, as the first is not scored")
+    rows = min(rows, tokens - 1)
+    bounds = [1 + row * (tokens - 1) // rows for row in range(rows + 1)]
+    return [EvaluationRow(max(1, scored - warm_up), scored, end) for scored, end in pairwise(bounds)]
+
+
+class EvaluationStream:
+    """A text in R rows side by side; over all processes every token after the first is scored once.
+
+    Rows that end early are filled up with input 0 and target NOT_SCORED; the last segment is as long as the
+    longest row needs. A process without rows yields nothing.
+
+    Args:
+        ids: (N,) the text.
+        rows: R, over all processes.
+        segment_length: T.
+        warm_up: see `evaluation_rows`.
+        rank: index of this process.
+        world_size: number of processes.
+
+    Raises:
+        InputError: the text has no token after its first.
+    """
+
+    def __init__(
+        self, ids: Ids, rows: int, segment_length: int, warm_up: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        every = evaluation_rows(len(ids), rows, warm_up)
+        begin, end = (r * len(every) // world_size for r in (rank, rank + 1))
+        self.rows = every[begin:end]
+        self.ids = ids
+        self.segment_length = segment_length
+        self.length = max((row.end - row.first for row in self.rows), default=0)  # of the longest row
+
+    def __len__(self) -> int:
+        return -(-self.length // self.segment_length)
+
+    @property
+    def scored(self) -> int:
+        """Tokens that this process scores."""
+        return sum(row.end - row.scored for row in self.rows)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return map(self._segment, range(len(self)))
+
+    def _segment(self, index: int) -> Segment:
+        begin = index * self.segment_length
+        width = min(self.segment_length, self.length - begin)
+        inputs = np.zeros((len(self.rows), width), np.int64)
+        targets = np.full((len(self.rows), width), NOT_SCORED, np.int64)
+        for i, row in enumerate(self.rows):
+            first = row.first + begin
+            end = max(first, min(first + width, row.end))
+            inputs[i, : end - first] = self.ids[first - 1 : end - 1]
+            scored = min(max(first, row.scored), end)
+            targets[i, scored - first : end - first] = self.ids[scored:end]
+        return Segment(torch.from_numpy(inputs), torch.from_numpy(targets), 0, starts_over=index == 0)

@@ -1,0 +1,145 @@
+"""Tokenizers: word level by training frequency, byte-level BPE, or an existing tokenizer.json.
+
+Word level: a line is split on the space byte alone (no other white space), empty words dropped, and one
+`<eos>` ends every line, blank lines included. `<eos>` is id 0 and `<unk>` id 1, so both are in the adaptive
+softmax's first cluster; the training words follow by falling count, words of equal count by their UTF-8
+bytes, so that the order of the text's lines does not matter. In the text the words `<unk>` and `<eos>` mean
+these two tokens.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from allattn.data.fingerprint import write_atomically
+from allattn.errors import InputError
+
+EOS, UNK = "<eos>", "<unk>"
+EOS_ID, UNK_ID = 0, 1  # of the word level
+LINES_PER_BATCH = 2_000
+
+Ids = npt.NDArray[np.int32]
+
+
+class WordTable(dict[bytes, int]):
+    """Word -> id; missing words are `<unk>`."""
+
+    def __missing__(self, word: bytes) -> int:
+        return UNK_ID
+
+
+def split_words(chunk: bytes) -> Iterator[bytes]:
+    """The words of whole lines, each line followed by `<eos>`."""
+    return filter(None, chunk.replace(b"\n", b" <eos> ").split(b" "))
+
+
+def count_words(chunks: Iterable[bytes]) -> Counter[bytes]:
+    """How often each word occurs, special tokens left out."""
+    counts: Counter[bytes] = Counter()
+    for chunk in chunks:
+        counts.update(filter(None, chunk.replace(b"\n", b" ").split(b" ")))
+    for special in (EOS, UNK):
+        counts.pop(special.encode(), None)
+    return counts
+
+
+def word_tokenizer(counts: Counter[bytes], minimum_count: int = 1) -> Tokenizer:
+    """The word-level tokenizer of the given training counts.
+
+    Args:
+        counts: of the training split, without special tokens.
+        minimum_count: rarer words are left out and become `<unk>`.
+    """
+    frequent = [(-count, word) for word, count in counts.items() if count >= minimum_count]
+    vocabulary = {EOS: EOS_ID, UNK: UNK_ID}
+    for index, (_, word) in enumerate(sorted(frequent), start=len(vocabulary)):
+        vocabulary[word.decode()] = index
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    return tokenizer
+
+
+def word_table(tokenizer: Tokenizer) -> WordTable:
+    """The ids of a word-level tokenizer, by UTF-8 bytes."""
+    return WordTable((word.encode(), index) for word, index in tokenizer.get_vocab().items())
+
+
+def encode_words(chunk: bytes, table: WordTable) -> Ids:
+    """Ids (tokens,) int32 of whole lines; the same as the tokenizer's on each line, plus `<eos>`."""
+    return np.fromiter(map(table.__getitem__, split_words(chunk)), np.int32)
+
+
+def train_bpe(chunks: Iterable[bytes], vocabulary_size: int) -> Tokenizer:
+    """A byte-level BPE tokenizer; it has fewer entries where the text has too few pairs to merge."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=[EOS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_line_batches(chunks), trainer)
+    return tokenizer
+
+
+def encode_subwords(chunk: bytes, tokenizer: Tokenizer) -> Ids:
+    """Ids (tokens,) int32 of whole lines, each line followed by `<eos>`."""
+    eos = tokenizer.token_to_id(EOS)
+    assert eos is not None
+    ids: list[int] = []
+    for lines in _line_batches([chunk]):
+        for line in tokenizer.encode_batch_fast(lines, add_special_tokens=False):
+            ids += line.ids
+            ids.append(eos)
+    return np.array(ids, np.int32)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer.json; its truncation and padding are switched off.
+
+    Raises:
+        InputError: the file is missing, is no tokenizer, or has no `<eos>`.
+    """
+    if not path.is_file():
+        raise InputError(
+            f"data.tokenizer={path}: there is no such file; give word, bpe, or the path of a tokenizer.json"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        reason = str(error).splitlines()[0]
+        raise InputError(f"data.tokenizer={path}: is not a tokenizer.json ({reason})") from error
+    if tokenizer.token_to_id(EOS) is None:
+        raise InputError(
+            f"data.tokenizer={path}: has no {EOS} token, which ends every line; add it to the file"
+        )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+    """Write a tokenizer.json atomically."""
+    write_atomically(path, tokenizer.to_str())
+
+
+def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    """SHA-256 (hexadecimal) of the tokenizer: equal hashes mean that every text gets the same ids."""
+    values = json.loads(tokenizer.to_str())
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _line_batches(chunks: Iterable[bytes]) -> Iterator[list[str]]:
+    for chunk in chunks:
+        lines = chunk.decode().split("\n")[:-1]
+        for start in range(0, len(lines), LINES_PER_BATCH):
+            yield lines[start : start + LINES_PER_BATCH]

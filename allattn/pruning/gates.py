@@ -1,0 +1,108 @@
+"""Head gates: pi, a BinConcrete draw, s_g, the expected-L0 penalty (Shim et al.; Louizos et al.).
+
+    s = sigmoid((log u - log(1 - u) + pi) / beta), stretched to (gamma, zeta), clipped to [0, 1]
+    g = 1[s >= threshold], gradient through s
+    s_g = min(H / sum_i g_i, H)
+
+The attention layer knows nothing of this: it is handed one multiplier s_g * g_i per head.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from allattn.pruning.config import GatesConfig, Penalty
+
+
+def sample_gates(pi: Tensor, u: Tensor, config: GatesConfig) -> Tensor:
+    """One hard gate in {0, 1} per head, with the gradient of its soft sample.
+
+    Args:
+        pi: (h,) gate parameters.
+        u: (h,) noise in (0, 1), same device.
+        config: beta, gamma, zeta, threshold.
+    """
+    soft = soft_sample(pi, u, config)
+    hard = (soft >= config.threshold).to(soft.dtype)
+    return hard + soft - soft.detach()
+
+
+def soft_sample(pi: Tensor, u: Tensor, config: GatesConfig) -> Tensor:
+    """The stretched and clipped BinConcrete sample s before rounding, (h,) in [0, 1]."""
+    concrete = torch.sigmoid((torch.logit(u) + pi) / config.beta)
+    return (concrete * (config.zeta - config.gamma) + config.gamma).clamp(0, 1)
+
+
+def decide_gates(pi: Tensor) -> Tensor:
+    """The deterministic gates 1[pi > 0] of evaluation and of the freeze, (h,)."""
+    return (pi > 0).to(pi.dtype)
+
+
+def output_scale(gates: Tensor, original_heads: int) -> Tensor:
+    """s_g = min(H / sum_i g_i, H), a scalar; H for a layer whose gates are all closed.
+
+    For 0/1 gates H / max(sum, 1) is the same number and has no division by zero in its gradient.
+    """
+    return original_heads / gates.sum().clamp(min=1)
+
+
+def penalty(pi: Tensor, config: GatesConfig) -> Tensor:
+    """Expected number of non-zero gates, a scalar: the sum over the heads of one layer."""
+    if config.penalty is Penalty.hard:
+        return torch.sigmoid(pi).sum()
+    return torch.sigmoid(pi - config.beta * math.log(-config.gamma / config.zeta)).sum()
+
+
+class HeadGates(nn.Module):
+    """The gate parameters of a model, one vector pi per layer; float32 whatever the precision.
+
+    Args:
+        config: the gates' settings.
+        heads: number of heads present per layer.
+        original_heads: H, the head count of a layer before any removal.
+        constant_scales: the layers' own s_g, used where output scaling is off (1.0 in a dense model).
+    """
+
+    def __init__(
+        self, config: GatesConfig, heads: Sequence[int], original_heads: int, constant_scales: Sequence[float]
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.original_heads = original_heads
+        self.constant_scales = list(constant_scales)
+        self.pi = nn.ParameterList(torch.full((count,), float(config.initial_pi)) for count in heads)
+
+    def sample(self, noise: torch.Generator) -> list[Tensor]:
+        """One draw per layer and head, hard gates with a straight-through gradient.
+
+        `noise` is a CPU generator, so that every device and process draws the same gates.
+        """
+        gates = []
+        for pi in self.pi:
+            u = torch.rand(pi.shape, generator=noise, dtype=torch.float64)
+            tiny = torch.finfo(torch.float32).tiny
+            u = u.clamp(tiny, 1 - torch.finfo(torch.float32).eps).to(pi.device, pi.dtype)
+            gates.append(sample_gates(pi, u, self.config))
+        return gates
+
+    def decide(self) -> list[Tensor]:
+        """The deterministic gates, one (h,) vector per layer, without gradient."""
+        return [decide_gates(pi.detach()) for pi in self.pi]
+
+    def scales(self, gates: Sequence[Tensor]) -> list[Tensor]:
+        """s_g of every layer."""
+        if not self.config.output_scaling:
+            return [g.new_tensor(s) for g, s in zip(gates, self.constant_scales, strict=True)]
+        if not self.config.scale_gradient:
+            gates = [g.detach() for g in gates]
+        return [output_scale(g, self.original_heads) for g in gates]
+
+    def multipliers(self, gates: Sequence[Tensor]) -> list[Tensor]:
+        """What the layers are handed: s_g * g_i, one (h,) vector per layer."""
+        return [s * g for s, g in zip(self.scales(gates), gates, strict=True)]
+
+    def penalty(self) -> Tensor:
+        """Sum of the penalties of all gates of all layers."""
+        return torch.stack([penalty(pi, self.config) for pi in self.pi]).sum()

@@ -1,0 +1,117 @@
+"""The two commands' settings as typed Hydra configs, and what must hold between the groups."""
+
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from allattn.command import job_name
+from allattn.data.config import DataConfig, Source, check_data
+from allattn.errors import InputError
+from allattn.model.config import ModelConfig, check_model
+from allattn.pruning.config import GatesConfig, check_gates
+from allattn.training.config import (
+    EvaluationConfig,
+    LoggerConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainerConfig,
+    check_training,
+)
+
+
+class Resume(Enum):
+    """What a start in an existing run folder does."""
+
+    auto = "auto"  # go on, if the settings are the saved ones
+    changed = "changed"  # go on with changed settings
+
+
+@dataclass
+class RunSettings:
+    """What both commands share."""
+
+    name: str = MISSING  # the run's folder below runs_folder, and its name in W&B
+    runs_folder: str = "runs"
+    seed: int = 1
+    resume: Resume = Resume.auto
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    eval: EvaluationConfig = field(default_factory=EvaluationConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+
+@dataclass
+class PretrainSettings(RunSettings):
+    """Settings of train.py."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+
+@dataclass
+class PruneSettings(RunSettings):
+    """Settings of prune.py; the model's sizes come from the checkpoint."""
+
+    checkpoint: str = MISSING  # a pretrained checkpoint
+    gates: GatesConfig = field(default_factory=GatesConfig)
+
+
+def register() -> None:
+    """Make the schemas known to Hydra; conf/train.yaml and conf/prune.yaml start from them."""
+    store = ConfigStore.instance()
+    store.store("pretrain_settings", PretrainSettings)
+    store.store("prune_settings", PruneSettings)
+
+
+def pretrain_settings(config: DictConfig) -> PretrainSettings:
+    """Typed and checked settings of train.py.
+
+    Raises:
+        InputError: a setting is missing or contradicts another.
+    """
+    settings = OmegaConf.to_object(config)
+    assert isinstance(settings, PretrainSettings)
+    settings.name = job_name(settings.name)
+    _check_run(settings)
+    check_model(settings.model)
+    if settings.data.source is Source.checkpoint:
+        raise InputError("data=checkpoint is for prune.py: train.py has no checkpoint to take the text from")
+    return settings
+
+
+def prune_settings(config: DictConfig) -> PruneSettings:
+    """Typed and checked settings of prune.py.
+
+    Raises:
+        InputError: a setting is missing or contradicts another.
+    """
+    if OmegaConf.is_missing(config, "checkpoint"):
+        raise InputError("prune.py needs checkpoint=PATH, a checkpoint that train.py wrote")
+    settings = OmegaConf.to_object(config)
+    assert isinstance(settings, PruneSettings)
+    settings.name = job_name(settings.name)
+    _check_run(settings)
+    check_gates(settings.gates, settings.schedule.steps)
+    return settings
+
+
+def _check_run(settings: RunSettings) -> None:
+    check_data(settings.data)
+    check_training(settings.optimizer, settings.schedule, settings.eval, settings.trainer)
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """Settings as plain values (enums by name), for config.yaml, W&B and checkpoints."""
+    return _plain(asdict(settings))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value

@@ -1,0 +1,291 @@
+"""The two stages, each a straight line from settings to result: pretraining and pruning."""
+
+import copy
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from allattn.data.config import FILE_SETTINGS, DataConfig, Source
+from allattn.data.corpus import Corpus, prepare
+from allattn.data.vocabulary import save_tokenizer
+from allattn.errors import InputError
+from allattn.model.config import ModelConfig, check_model, model_config_from_dict
+from allattn.model.language_model import AllAttentionLM
+from allattn.pruning.schedule import Phase
+from allattn.randomness import stream_seed
+from allattn.report.summary import corpus_record, model_record, print_summary
+from allattn.report.timing import seconds_per_token
+from allattn.settings import PretrainSettings, PruneSettings, Resume, RunSettings, plain
+from allattn.training.checkpoints import (
+    build_model,
+    checked_tokenizer,
+    cut_checkpoint,
+    has_gates,
+    load_model,
+    read_checkpoint,
+    write_atomically,
+)
+from allattn.training.language_task import LanguageTask
+from allattn.training.loggers import finish_loggers, log_summary, make_loggers
+from allattn.training.run_folder import RunFolder, is_first_process, open_run_folder, result_line
+from allattn.training.runner import evaluation_stream, fit
+from allattn.training.scoring import Score, score
+
+TIMED_SEGMENTS = 4
+
+
+def pretrain(settings: PretrainSettings) -> dict[str, Any]:
+    """Train a dense model, score it on valid and test, write result.json; the result.
+
+    A finished run in the same folder is not run again; an unfinished one goes on.
+
+    Raises:
+        InputError: settings, text or run folder cannot be used.
+    """
+    with _folder(settings) as folder:
+        if done := folder.finished():
+            print(result_line(folder, done))
+            return done
+        began = time.time()
+        corpus = prepare(settings.data, settings.trainer.progress)
+        config = _sized(settings.model, corpus)
+        torch.manual_seed(stream_seed(settings.seed, "weights"))
+        model = AllAttentionLM(config)
+        start, best = 0, float("inf")
+        if folder.last.exists():
+            checkpoint = read_checkpoint(folder.last)
+            start, best = checkpoint["allattn"]["step"], checkpoint["allattn"]["best"]
+        save_tokenizer(corpus.tokenizer, folder.tokenizer)
+        loggers = make_loggers(
+            settings.logger, folder.path, settings.name, Phase.pretrain.value, plain(settings), start
+        )
+        task = LanguageTask(
+            model,
+            settings.optimizer,
+            settings.schedule,
+            settings.seed,
+            settings.trainer.accumulation,
+            record=_record(settings.data, corpus),
+        )
+        steps = settings.schedule.steps
+        with finish_loggers(loggers):
+            if start < steps:
+                _fit(settings, task, corpus, folder, loggers, start, steps, best)
+            return _conclude_pretrain(settings, corpus, folder, loggers, began)
+
+
+def prune(settings: PruneSettings) -> dict[str, Any]:
+    """Learn gates, remove the closed heads at the freeze, fine-tune, score, write result.json; the result.
+
+    A finished run in the same folder is not run again; an unfinished one goes on, in either phase.
+
+    Raises:
+        InputError: settings, checkpoint, text or run folder cannot be used.
+    """
+    source = Path(settings.checkpoint).expanduser()
+    dense = read_checkpoint(source)
+    if has_gates(dense):
+        raise InputError(f"{source}: is from the middle of a pruning run; prune starts from a trained model")
+    tokenizer = checked_tokenizer(source, dense)
+    with _folder(settings) as folder:
+        if done := folder.finished():
+            print(result_line(folder, done))
+            return done
+        began = time.time()
+        data = data_of(settings.data, dense, tokenizer)
+        corpus = prepare(data, settings.trainer.progress)
+        state = read_checkpoint(folder.last) if folder.last.exists() else None
+        start = state["allattn"]["step"] if state else 0
+        save_tokenizer(corpus.tokenizer, folder.tokenizer)
+        loggers = make_loggers(settings.logger, folder.path, settings.name, "prune", plain(settings), start)
+        record = _record(data, corpus)
+        freeze, steps = settings.gates.freeze_step, settings.schedule.steps
+        with finish_loggers(loggers):
+            if state is None or has_gates(state):
+                task = _task(settings, state or dense, source, record, Phase.gates)
+                if start < freeze:
+                    _fit(settings, task, corpus, folder, loggers, start, freeze, float("inf"))
+                _remove_heads(folder, corpus)
+                state = read_checkpoint(folder.last)
+                start = state["allattn"]["step"]
+            if start < steps:
+                task = _task(settings, state, folder.last, record, Phase.fine_tune)
+                _fit(settings, task, corpus, folder, loggers, start, steps, state["allattn"]["best"])
+            return _conclude_prune(settings, corpus, folder, loggers, dense, source, began)
+
+
+def data_of(wanted: DataConfig, checkpoint: dict[str, Any], tokenizer: Path) -> DataConfig:
+    """The text to use with a checkpoint: its own unless another is named, always with its vocabulary."""
+    if wanted.source is Source.checkpoint:
+        saved = dict(checkpoint["allattn"]["data"])
+        saved["source"] = Source(saved["source"])
+        wanted = replace(DataConfig(**saved), cache_folder=wanted.cache_folder)
+    return replace(wanted, tokenizer=str(tokenizer), vocabulary_size=None, minimum_count=1)
+
+
+def _folder(settings: RunSettings) -> AbstractContextManager[RunFolder]:
+    path = Path(settings.runs_folder).expanduser() / settings.name
+    if not is_first_process():
+        return nullcontext(RunFolder(path))  # the first process holds the folder for all
+    return open_run_folder(path, plain(settings), settings.resume is Resume.changed)
+
+
+def _sized(model: ModelConfig, corpus: Corpus) -> ModelConfig:
+    """The model's sizes with the vocabulary's filled in."""
+    config = copy.deepcopy(model)
+    if config.vocabulary_size not in (None, corpus.vocabulary_size):
+        raise InputError(
+            f"model.vocabulary_size={config.vocabulary_size} but the tokenizer has {corpus.vocabulary_size} "
+            "entries: leave model.vocabulary_size out"
+        )
+    config.vocabulary_size = corpus.vocabulary_size
+    check_model(config)
+    return config
+
+
+def _record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
+    """What every checkpoint says about its text."""
+    saved = plain(data)
+    for name in ("folder", *FILE_SETTINGS):
+        if saved[name] is not None:
+            saved[name] = str(Path(saved[name]).expanduser().resolve())
+    return {
+        "data": saved,
+        "tokenizer_hash": corpus.tokenizer_hash,
+        "fingerprint": corpus.fingerprint,
+    }
+
+
+def _task(
+    settings: PruneSettings, checkpoint: dict[str, Any], path: Path, record: dict[str, Any], phase: Phase
+) -> LanguageTask:
+    """A task of the pruning stage on the weights of `checkpoint`."""
+    model = build_model(
+        model_config_from_dict(checkpoint["allattn"]["model"]), checkpoint["state_dict"], path
+    )
+    return LanguageTask(
+        model,
+        settings.optimizer,
+        settings.schedule,
+        settings.seed,
+        settings.trainer.accumulation,
+        settings.gates if phase is Phase.gates else None,
+        phase,
+        record,
+    )
+
+
+def _fit(
+    settings: RunSettings,
+    task: LanguageTask,
+    corpus: Corpus,
+    folder: RunFolder,
+    loggers: list[Any],
+    start: int,
+    last_step: int,
+    best: float,
+) -> None:
+    fit(
+        task,
+        corpus,
+        folder,
+        settings.schedule,
+        settings.eval,
+        settings.trainer,
+        loggers,
+        start,
+        last_step,
+        best,
+    )
+
+
+def _remove_heads(folder: RunFolder, corpus: Corpus) -> None:
+    """Turn the checkpoint of the freeze into one of the smaller model; gates.ckpt keeps the one before."""
+    if is_first_process():
+        gated = read_checkpoint(folder.last)
+        cut, plan = cut_checkpoint(gated)
+        cut["allattn"]["best"] = float("inf")  # dense scores do not count for the smaller model
+        write_atomically(gated, folder.gates)
+        write_atomically(cut, folder.last)
+        print(plan)
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
+
+
+def _scores(model: AllAttentionLM, corpus: Corpus, settings: RunSettings) -> dict[str, Score]:
+    return {
+        split: score(
+            model,
+            evaluation_stream(model.config, corpus, split, settings.eval),
+            memory_length=settings.eval.memory_length,
+        )
+        for split in ("valid", "test")
+    }
+
+
+def _conclude_pretrain(
+    settings: PretrainSettings, corpus: Corpus, folder: RunFolder, loggers: list[Any], began: float
+) -> dict[str, Any]:
+    """Score what was saved, not what is in memory; write and print it."""
+    if not is_first_process():
+        return {}
+    model = load_model(folder.last).model
+    result: dict[str, Any] = {
+        "stage": Phase.pretrain.value,
+        "name": settings.name,
+        "seed": settings.seed,
+        "steps": settings.schedule.steps,
+        "checkpoint": str(folder.last),
+        "corpus": corpus_record(corpus),
+        "dense": model_record(model, _scores(model, corpus, settings)),
+        "wall_seconds": time.time() - began,
+    }
+    folder.write_result(result)
+    log_summary(loggers, result)
+    print_summary(settings.name, result["corpus"], {"dense": result["dense"]})
+    return result
+
+
+def _conclude_prune(
+    settings: PruneSettings,
+    corpus: Corpus,
+    folder: RunFolder,
+    loggers: list[Any],
+    dense: dict[str, Any],
+    source: Path,
+    began: float,
+) -> dict[str, Any]:
+    """Score and time the dense model and what was saved beside each other; write and print it."""
+    if not is_first_process():
+        return {}
+    models = {
+        "dense": build_model(model_config_from_dict(dense["allattn"]["model"]), dense["state_dict"], source),
+        "pruned": load_model(folder.last).model,
+    }
+    records = {name: model_record(model, _scores(model, corpus, settings)) for name, model in models.items()}
+    segments = list(evaluation_stream(models["dense"].config, corpus, "valid", settings.eval))[
+        :TIMED_SEGMENTS
+    ]
+    times = seconds_per_token(list(models.values()), segments)
+    for record, seconds in zip(records.values(), times, strict=True):
+        record["layer_microseconds_per_token"] = 1e6 * seconds
+    result: dict[str, Any] = {
+        "stage": "prune",
+        "name": settings.name,
+        "seed": settings.seed,
+        "steps": settings.schedule.steps,
+        "lambda_max": settings.gates.lambda_max,
+        "checkpoint": str(folder.last),
+        "corpus": corpus_record(corpus),
+        **records,
+        "wall_seconds": time.time() - began,
+    }
+    folder.write_result(result)
+    log_summary(loggers, result)
+    print_summary(settings.name, result["corpus"], records)
+    return result

@@ -1,0 +1,201 @@
+"""Checkpoints: everything a run needs to go on, and everything a model needs to be rebuilt.
+
+A checkpoint is Lightning's, with plain values only, so that it loads without running code. Its entry
+`allattn` holds the format version, the model's sizes (heads kept per layer included), where the text came
+from, the vocabulary's hash, the phase, and each process's segment memory.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from torch import Tensor
+
+from allattn.data.vocabulary import load_tokenizer, tokenizer_hash
+from allattn.errors import InputError
+from allattn.model.config import ModelConfig, model_config_from_dict
+from allattn.model.language_model import AllAttentionLM
+from allattn.pruning.gates import decide_gates
+from allattn.pruning.schedule import Phase
+from allattn.pruning.surgery import RemovalPlan, cut_tensor, is_gone, plan_removal
+
+FORMAT_VERSION = 1
+TOKENIZER_FILE = "tokenizer.json"
+_MODEL, _GATES = "model.", "gates.pi."  # prefixes in the state dict
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes under another name first, so that a file with the final name is always whole."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write `checkpoint` to `path`; on any failure the earlier file stays.
+
+        Raises:
+            OSError: the path is named.
+        """
+        write_atomically(checkpoint, Path(path))
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
+        """Read with `weights_only=True`, whatever the caller asks."""
+        return read_checkpoint(Path(path))
+
+
+def write_atomically(checkpoint: dict[str, Any], path: Path) -> None:
+    """torch.save to a temporary name in the same folder, flush to disk, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except (OSError, RuntimeError) as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(
+            f"{path}: the checkpoint could not be written ({error}); the earlier one stays"
+        ) from error
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Load a checkpoint of this project to the CPU without unpickling anything but tensors and plain values.
+
+    Raises:
+        InputError: no such file, not a checkpoint, not one of this project, or of a newer format.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such checkpoint")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:
+        raise InputError(
+            f"{path}: is not a checkpoint of allattn, or it is damaged (it does not load as plain tensors)"
+        ) from None
+    meta = checkpoint.get("allattn") if isinstance(checkpoint, dict) else None
+    if not isinstance(meta, dict) or "state_dict" not in checkpoint:
+        raise InputError(f"{path}: is not a checkpoint of allattn (it has no allattn entry)")
+    version = meta.get("format_version")
+    if version != FORMAT_VERSION:
+        raise InputError(
+            f"{path}: has checkpoint format {version}, this version of allattn reads {FORMAT_VERSION}; "
+            "use the version that wrote it"
+        )
+    return checkpoint
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model from a checkpoint and what the checkpoint says about it."""
+
+    model: AllAttentionLM  # closed gates, if there were any, are removed
+    meta: dict[str, Any]
+
+
+def load_model(path: Path) -> Loaded:
+    """Rebuild the model of a checkpoint, dense or cut; from the gate phase, with its decided heads removed.
+
+    Raises:
+        InputError: as `read_checkpoint`, or the weights do not fit the recorded sizes.
+    """
+    checkpoint = read_checkpoint(path)
+    if has_gates(checkpoint):
+        checkpoint, _ = cut_checkpoint(checkpoint)
+    config = model_config_from_dict(checkpoint["allattn"]["model"])
+    return Loaded(build_model(config, checkpoint["state_dict"], path), checkpoint["allattn"])
+
+
+def checked_tokenizer(path: Path, checkpoint: dict[str, Any]) -> Path:
+    """The tokenizer.json beside a checkpoint, once its hash is found to be the recorded one.
+
+    Raises:
+        InputError: it is missing, or it belongs to another vocabulary.
+    """
+    tokenizer = path.parent / TOKENIZER_FILE
+    if tokenizer_hash(load_tokenizer(tokenizer)) != checkpoint["allattn"]["tokenizer_hash"]:
+        raise InputError(
+            f"{tokenizer}: is not the vocabulary that {path.name} was trained with (another hash); "
+            "put the right tokenizer.json beside the checkpoint"
+        )
+    return tokenizer
+
+
+def build_model(config: ModelConfig, state: dict[str, Tensor], path: Path) -> AllAttentionLM:
+    """A model of these sizes with the weights of a task's state dict; all of them must fit.
+
+    Raises:
+        InputError: a tensor is missing, superfluous or of another shape.
+    """
+    model = AllAttentionLM(config)
+    weights = {name.removeprefix(_MODEL): tensor for name, tensor in state.items() if name.startswith(_MODEL)}
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+        raise InputError(f"{path}: the weights do not fit the recorded sizes: {first}") from None
+    return model
+
+
+def has_gates(checkpoint: dict[str, Any]) -> bool:
+    """Whether the checkpoint is from the gate phase."""
+    return checkpoint["allattn"]["phase"] == Phase.gates.value
+
+
+def decided(checkpoint: dict[str, Any]) -> list[Tensor]:
+    """The deterministic gates 1[pi > 0] of a gate-phase checkpoint, one (h,) vector per layer."""
+    state, layers = checkpoint["state_dict"], checkpoint["allattn"]["model"]["layers"]
+    return [decide_gates(state[f"{_GATES}{layer}"]) for layer in range(layers)]
+
+
+def cut_checkpoint(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], RemovalPlan]:
+    """Remove the closed heads from a gate-phase checkpoint: weights, optimizer moments, configuration.
+
+    Step count, schedule position, segment memory and everything else stay; gates and their optimizer
+    state go. Training continues from the result with the smaller model.
+    """
+    meta = checkpoint["allattn"]
+    config = model_config_from_dict(meta["model"])
+    plan = plan_removal(config, decided(checkpoint), meta["output_scaling"])
+    state = {
+        name: cut_tensor(name.removeprefix(_MODEL), tensor, plan).clone()
+        for name, tensor in checkpoint["state_dict"].items()
+        if name.startswith(_MODEL)
+    }
+    cut = {
+        **checkpoint,
+        "state_dict": state,
+        "allattn": {**meta, "model": plan.after.to_dict(), "phase": Phase.fine_tune.value},
+    }
+    if "optimizer_states" in checkpoint:
+        cut["optimizer_states"] = [cut_optimizer_state(s, plan) for s in checkpoint["optimizer_states"]]
+    return cut, plan
+
+
+def cut_optimizer_state(state: dict[str, Any], plan: RemovalPlan) -> dict[str, Any]:
+    """An optimizer's state dict without the removed heads' moments and without the gates' group.
+
+    Moments have their parameter's shape and are cut like it; other entries (step counts) pass as they are.
+    """
+    groups, kept = [], {}
+    number = 0
+    for group in state["param_groups"]:
+        if group["name"] == "gates":
+            continue
+        numbers, names = [], []
+        for old, name in zip(group["params"], group["param_names"], strict=True):
+            if is_gone(name, plan):
+                continue
+            entries = state["state"].get(old, {})
+            if entries:
+                kept[number] = {key: _cut_entry(name, value, plan) for key, value in entries.items()}
+            numbers.append(number)
+            names.append(name)
+            number += 1
+        groups.append({**group, "params": numbers, "param_names": names})
+    return {**state, "state": kept, "param_groups": groups}
+
+
+def _cut_entry(name: str, value: Any, plan: RemovalPlan) -> Any:
+    return cut_tensor(name, value, plan).clone() if isinstance(value, Tensor) and value.ndim else value

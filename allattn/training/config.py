@@ -1,0 +1,131 @@
+"""Settings of optimization, evaluation, hardware and logging."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from allattn.errors import InputError
+
+
+class OptimizerName(Enum):
+    """Which optimizer updates the weights."""
+
+    lamb = "lamb"
+    adamw = "adamw"
+
+
+class Shape(Enum):
+    """Learning rate after the warm-up."""
+
+    cosine = "cosine"
+    constant = "constant"
+
+
+class WandbMode(Enum):
+    """Where W&B records go."""
+
+    auto = "auto"  # online with a login, offline without
+    online = "online"
+    offline = "offline"
+    none = "none"
+
+
+@dataclass
+class OptimizerConfig:
+    """Optimizer of the weights; gates get the same one with their own learning rate."""
+
+    name: OptimizerName = OptimizerName.lamb
+    learning_rate: float = 0.01  # peak
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    eps: float = 1e-6
+    weight_decay: float = 0.0  # on matrices only: not on biases, norms, u, v or gates
+    gradient_clip: float = 0.5  # largest total gradient norm; 0 = no clipping
+
+
+@dataclass
+class ScheduleConfig:
+    """How much text a step takes, how many steps there are, and the learning rate over them."""
+
+    batch_size: int = 192  # B: text streams over all devices and accumulation groups
+    segment_length: int = 192  # T: tokens of each stream per step
+    steps: int = 56_000  # optimizer updates of the whole run
+    warmup_steps: int = 2_800  # updates of the linear learning-rate warm-up
+    shape: Shape = Shape.cosine
+    final_ratio: float = 0.1  # last learning rate / peak (cosine)
+
+
+@dataclass
+class EvaluationConfig:
+    """Exact scoring of a split: every token after the first, once."""
+
+    rows: int = 16  # parallel rows; the result does not depend on it
+    segment_length: int = 192  # tokens per forward pass; the result does not depend on it
+    memory_length: int | None = None  # M in evaluation; None = the model's
+    interval: int = 1_000  # optimizer steps between scorings of the validation split; 0 = only at the end
+
+
+@dataclass
+class TrainerConfig:
+    """Hardware and bookkeeping; passed on to Lightning's Trainer."""
+
+    accelerator: str = "auto"
+    devices: int = 1
+    num_nodes: int = 1
+    strategy: str = "auto"
+    precision: str = "32-true"
+    accumulation: int = 1  # groups of streams per update; does not change the update, only its memory
+    log_interval: int = 50  # optimizer steps between rows of metrics
+    checkpoint_interval: int = 1_000  # optimizer steps between checkpoints
+    progress: bool = True
+
+
+@dataclass
+class LoggerConfig:
+    """Metrics always go to metrics.csv in the run folder; W&B is added here."""
+
+    wandb: WandbMode = WandbMode.auto
+    project: str = "allattn"
+    entity: str | None = None
+    group: str | None = None  # the study a run belongs to
+    tags: list[str] = field(default_factory=list)
+
+
+def check_training(
+    optimizer: OptimizerConfig, schedule: ScheduleConfig, evaluation: EvaluationConfig, trainer: TrainerConfig
+) -> None:
+    """Refuse contradictory settings.
+
+    Raises:
+        InputError: names the settings that do not fit.
+    """
+    for name in ("batch_size", "segment_length", "steps"):
+        if getattr(schedule, name) < 1:
+            raise InputError(f"schedule.{name}={getattr(schedule, name)}: must be at least 1")
+    for name in ("devices", "num_nodes", "accumulation", "log_interval", "checkpoint_interval"):
+        if getattr(trainer, name) < 1:
+            raise InputError(f"trainer.{name}={getattr(trainer, name)}: must be at least 1")
+    for name in ("rows", "segment_length"):
+        if getattr(evaluation, name) < 1:
+            raise InputError(f"eval.{name}={getattr(evaluation, name)}: must be at least 1")
+    if evaluation.interval < 0:
+        raise InputError(f"eval.interval={evaluation.interval}: must not be negative")
+    if evaluation.memory_length is not None and evaluation.memory_length < 1:
+        raise InputError(f"eval.memory_length={evaluation.memory_length}: must be at least 1")
+    if not 0 <= schedule.warmup_steps <= schedule.steps:
+        raise InputError(
+            f"schedule.warmup_steps={schedule.warmup_steps} is not in 0..schedule.steps={schedule.steps}"
+        )
+    if not 0 <= schedule.final_ratio <= 1:
+        raise InputError(f"schedule.final_ratio={schedule.final_ratio}: must lie in [0, 1]")
+    parts = trainer.accumulation * trainer.devices * trainer.num_nodes
+    if schedule.batch_size % parts:
+        raise InputError(
+            f"schedule.batch_size={schedule.batch_size} is not divisible by trainer.accumulation * "
+            f"trainer.devices * trainer.num_nodes = {parts}: every group needs the same number of streams"
+        )
+    if optimizer.learning_rate <= 0:
+        raise InputError(f"optimizer.learning_rate={optimizer.learning_rate}: must be positive")
+    if len(optimizer.betas) != 2 or any(not 0 <= beta < 1 for beta in optimizer.betas):
+        raise InputError(f"optimizer.betas={list(optimizer.betas)}: two numbers in [0, 1)")
+    for name in ("weight_decay", "gradient_clip", "eps"):
+        if getattr(optimizer, name) < 0:
+            raise InputError(f"optimizer.{name}={getattr(optimizer, name)}: must not be negative")

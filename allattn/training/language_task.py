@@ -1,0 +1,206 @@
+"""The LightningModule of both commands: next-token loss over streams with memory, with or without gates."""
+
+import math
+from typing import Any
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from allattn.data.segments import Segment
+from allattn.errors import InputError
+from allattn.model.language_model import AllAttentionLM, Memory
+from allattn.pruning.config import GatesConfig
+from allattn.pruning.gates import HeadGates
+from allattn.pruning.schedule import Phase, lambda_at
+from allattn.pruning.surgery import sparsity
+from allattn.randomness import generator, stream_seed
+from allattn.training.checkpoints import FORMAT_VERSION
+from allattn.training.config import OptimizerConfig, ScheduleConfig
+from allattn.training.optimizers import (
+    clip_gradients,
+    learning_rate_factor,
+    make_optimizer,
+    parameter_groups,
+    set_learning_rates,
+)
+
+
+class LanguageTask(L.LightningModule):
+    """Trains a model on segments, carrying each stream group's memory from step to step.
+
+    Dropout noise is a function of (seed, process, micro-batch) and gate noise of (seed, optimizer step), so
+    a resumed run repeats an uninterrupted one and every process draws the same gates.
+
+    Args:
+        model: dense or cut.
+        optimizer: the weights' optimizer; `gates.learning_rate_ratio` times its rate for pi.
+        schedule: learning rate over the optimizer steps.
+        seed: of dropout and gate noise.
+        accumulation: micro-batches, each with its own group of streams, per optimizer step.
+        gates: settings of the gate phase; None = no gates (pretraining, fine-tuning after the removal).
+        phase: what a run without gates is: pretraining, or fine-tuning after the removal.
+        record: plain values about the run (data, vocabulary hash) that every checkpoint carries.
+    """
+
+    def __init__(
+        self,
+        model: AllAttentionLM,
+        optimizer: OptimizerConfig,
+        schedule: ScheduleConfig,
+        seed: int,
+        accumulation: int = 1,
+        gates: GatesConfig | None = None,
+        phase: Phase = Phase.pretrain,
+        record: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.gates: HeadGates | None = None
+        if gates is not None:
+            config = model.config
+            kept = [len(config.kept(layer)) for layer in range(config.layers)]
+            scales = [config.scale(layer) for layer in range(config.layers)]
+            self.gates = HeadGates(gates, kept, config.heads, scales)
+        self.optimizer_config = optimizer
+        self.schedule = schedule
+        self.seed = seed
+        self.accumulation = accumulation
+        self.phase = Phase.gates if gates is not None else phase
+        self.record = record or {}
+        self.memory: dict[int, Memory] = {}  # by accumulation group of streams
+        self.best = math.inf  # lowest validation loss so far, nats per token
+        self.last: dict[str, Any] = {}  # what the last optimizer step measured
+        self.shown = ""  # beside the progress bar
+        self._loss_sum: Tensor | float = 0.0
+
+    def decided_multipliers(self) -> list[Tensor] | None:
+        """Multipliers of the deterministic gates, for evaluation; None without gates."""
+        return None if self.gates is None else self.gates.multipliers(self.gates.decide())
+
+    def training_step(self, batch: Segment, batch_idx: int) -> Tensor:
+        """Loss of one micro-batch in nats per token, plus lambda times the penalty."""
+        step = self.global_step
+        torch.manual_seed(
+            stream_seed(self.seed, "dropout", self.global_rank, step * self.accumulation + batch.group)
+        )
+        memory = self.memory.get(batch.group)
+        if memory is None or batch.starts_over:
+            memory = self.model.empty_memory(len(batch.inputs))
+        multipliers = None
+        sampled: list[Tensor] = []
+        if self.gates is not None:
+            sampled = self.gates.sample(generator(self.seed, "gates", step))
+            multipliers = self.gates.multipliers(sampled)
+        nats, self.memory[batch.group] = self.model(batch.inputs, batch.targets, memory, multipliers)
+        loss = nats.mean()
+        self._loss_sum = (0.0 if batch.group == 0 else self._loss_sum) + loss.detach()
+        if batch.group == self.accumulation - 1:
+            self.last = {"loss": self._loss_sum / self.accumulation}
+        if self.gates is None:
+            return loss
+        weight, penalty = lambda_at(self.gates.config, step), self.gates.penalty()
+        total = loss + weight * penalty
+        if batch.group == self.accumulation - 1:
+            self.last |= self._gate_metrics(sampled, weight, penalty)
+        return total
+
+    def _gate_metrics(self, sampled: list[Tensor], weight: float, penalty: Tensor) -> dict[str, Any]:
+        assert self.gates is not None
+        present = self.model.config.layers * self.model.config.heads
+        opened = torch.stack([gate.detach().sum() for gate in sampled]).sum()
+        return {
+            "lambda": weight,
+            "penalty": penalty.detach(),
+            "loss_total": self.last["loss"] + weight * penalty.detach(),
+            "sparsity_sampled": 1 - opened / present,
+        }
+
+    def step_metrics(self) -> dict[str, Any]:
+        """One row about the last optimizer step; numbers are averages over processes and accumulation."""
+        metrics: dict[str, Any] = {name: self._average(value) for name, value in self.last.items()}
+        metrics["perplexity"] = math.exp(min(metrics["loss"], 700.0))
+        metrics["phase"] = self.phase.value
+        if self.gates is not None:
+            decided = self.gates.decide()
+            ratio = self.gates.config.learning_rate_ratio
+            metrics["learning_rate_gates"] = metrics["learning_rate"] * ratio
+            for layer, (gate, scale) in enumerate(zip(decided, self.gates.scales(decided), strict=True)):
+                metrics[f"open_heads/layer_{layer:02d}"] = int(gate.sum())
+                metrics[f"s_g/layer_{layer:02d}"] = float(scale)
+            present = self.model.config.layers * self.model.config.heads
+            metrics["sparsity"] = 1 - sum(int(gate.sum()) for gate in decided) / present
+        elif self.phase is Phase.fine_tune:
+            metrics["sparsity"] = sparsity(self.model.config)
+        return metrics
+
+    def _average(self, value: Any) -> float:
+        if isinstance(value, Tensor):
+            value = value.detach().float()
+            return float(self.trainer.strategy.reduce(value, reduce_op="mean"))
+        return float(value)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what rebuilds the model and what the run needs beside Lightning's own state."""
+        checkpoint["allattn"] = {
+            **self.record,
+            "format_version": FORMAT_VERSION,
+            "model": self.model.config.to_dict(),
+            "phase": self.phase.value,
+            "step": self.global_step,
+            "best": self.best,
+            "output_scaling": self.gates.config.output_scaling if self.gates is not None else None,
+            "memory": self._gathered_memory(),
+        }
+
+    def _gathered_memory(self) -> list[dict[int, Memory]]:
+        """Each process's segment memory."""
+        mine = {group: [layer.cpu() for layer in layers] for group, layers in self.memory.items()}
+        if not (dist.is_available() and dist.is_initialized()):
+            return [mine]
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, mine)
+        return gathered
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take this process's segment memory back.
+
+        Raises:
+            InputError: the checkpoint was written by another number of processes.
+        """
+        meta = checkpoint["allattn"]
+        memories = meta["memory"]
+        if len(memories) != self.trainer.world_size:
+            raise InputError(
+                f"the checkpoint holds the segment memory of {len(memories)} processes, this run has "
+                f"{self.trainer.world_size}: go on with the same trainer.devices and trainer.num_nodes"
+            )
+        self.best = meta["best"]
+        self.memory = {
+            group: [layer.to(self.trainer.strategy.root_device) for layer in layers]
+            for group, layers in memories[self.global_rank].items()
+        }
+
+    def configure_optimizers(self) -> Optimizer:
+        """One optimizer; its learning rates are set before every step from the step number alone."""
+        ratio = 1.0 if self.gates is None else self.gates.config.learning_rate_ratio
+        groups = parameter_groups(self.model, self.gates, self.optimizer_config, ratio)
+        return make_optimizer(groups, self.optimizer_config)
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Set this step's learning rates."""
+        factor = learning_rate_factor(self.schedule, self.global_step)
+        set_learning_rates(optimizer, self.optimizer_config.learning_rate, factor)
+        self.last["learning_rate"] = self.optimizer_config.learning_rate * factor
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip the total gradient norm of weights and gates together and note what it was."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.last["gradient_norm"] = clip_gradients(parameters, self.optimizer_config.gradient_clip)

@@ -1,0 +1,70 @@
+"""metrics.csv: one row per logged optimizer step, complete after any interruption."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+
+class CsvMetrics(Logger):
+    """Appends rows to metrics.csv; a resumed run first drops the rows after its checkpoint.
+
+    Args:
+        path: the file.
+        keep_until: optimizer step of the checkpoint that is resumed; 0 starts an empty file.
+    """
+
+    def __init__(self, path: Path, keep_until: int = 0) -> None:
+        super().__init__()
+        self.path = path
+        self._rows = [row for row in read_metrics(path) if int(row["step"]) <= keep_until]
+        self._columns = list(dict.fromkeys(["step", *(name for row in self._rows for name in row)]))
+        self._rewrite()
+
+    @property
+    def name(self) -> str:
+        """Lightning's name of the logger."""
+        return "csv"
+
+    @property
+    def version(self) -> str:
+        """There is one file per run folder."""
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """The configuration is in config.yaml, not here."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Append one row; a metric never seen before adds a column."""
+        row = {"step": str(step)} | {name: str(value) for name, value in metrics.items()}
+        self._rows.append(row)
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._columns += new
+            self._rewrite()
+        else:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self._columns, restval="").writerow(row)
+
+    @rank_zero_only
+    def _rewrite(self) -> None:
+        partial = self.path.with_name(self.path.name + ".partial")
+        with partial.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns, restval="")
+            writer.writeheader()
+            writer.writerows(self._rows)
+        partial.replace(self.path)
+
+
+def read_metrics(path: Path) -> list[dict[str, str]]:
+    """Whole rows of a metrics.csv without their empty cells; [] where there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    whole = [row for row in rows if None not in row.values()]  # an interrupted write leaves a short row
+    return [{name: value for name, value in row.items() if value} for row in whole]

@@ -1,0 +1,82 @@
+"""Parameter groups, the optimizer, and the learning rate as a function of the optimizer step."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from allattn.model.language_model import AllAttentionLM
+from allattn.pruning.gates import HeadGates
+from allattn.training.config import OptimizerConfig, OptimizerName, ScheduleConfig, Shape
+
+
+def learning_rate_factor(schedule: ScheduleConfig, step: int) -> float:
+    """Learning rate / peak for the update that follows `step` completed ones.
+
+    Linear warm-up that reaches the peak at the last warm-up step, then the schedule's shape; cosine ends
+    at `final_ratio` with the last update.
+    """
+    if step < schedule.warmup_steps:
+        return (step + 1) / schedule.warmup_steps
+    if schedule.shape is Shape.constant:
+        return 1.0
+    rest = max(1, schedule.steps - 1 - schedule.warmup_steps)
+    progress = min(1.0, (step - schedule.warmup_steps) / rest)
+    return schedule.final_ratio + (1 - schedule.final_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def parameter_groups(
+    model: AllAttentionLM, gates: HeadGates | None, config: OptimizerConfig, gate_ratio: float = 1.0
+) -> list[dict[str, Any]]:
+    """Named groups: decayed matrices, undecayed vectors, gates.
+
+    Each group holds `name`, `params` (name and parameter), `weight_decay` and `learning_rate_ratio`.
+    Parameters without elements (a layer with no heads) are left out.
+    """
+    named = [(name, p) for name, p in model.named_parameters() if p.numel()]
+    groups: list[dict[str, Any]] = [
+        {
+            "name": "matrices",
+            "params": [(n, p) for n, p in named if p.ndim >= 2],
+            "weight_decay": config.weight_decay,
+            "learning_rate_ratio": 1.0,
+        },
+        {
+            "name": "vectors",
+            "params": [(n, p) for n, p in named if p.ndim < 2],
+            "weight_decay": 0.0,
+            "learning_rate_ratio": 1.0,
+        },
+    ]
+    if gates is not None:
+        groups.append(
+            {
+                "name": "gates",
+                "params": [(f"gates.{n}", p) for n, p in gates.named_parameters() if p.numel()],
+                "weight_decay": 0.0,
+                "learning_rate_ratio": gate_ratio,
+            }
+        )
+    return [group for group in groups if group["params"]]
+
+
+def make_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimizer over `parameter_groups`; LAMB is pytorch-optimizer's (You et al., no bias correction)."""
+    betas = (config.betas[0], config.betas[1])
+    if config.name is OptimizerName.adamw:
+        return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.eps)
+    from pytorch_optimizer import Lamb
+
+    return Lamb(groups, lr=config.learning_rate, betas=betas, eps=config.eps)
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, peak: float, factor: float) -> None:
+    """Give every group peak * factor * its own ratio."""
+    for group in optimizer.param_groups:
+        group["lr"] = peak * factor * group["learning_rate_ratio"]
+
+
+def clip_gradients(parameters: list[nn.Parameter], largest_norm: float) -> Tensor:
+    """Scale gradients to a total norm of at most `largest_norm` (0 = leave them); the norm before."""
+    return nn.utils.clip_grad_norm_(parameters, largest_norm or math.inf)

@@ -1,0 +1,188 @@
+"""What happens between optimizer steps: log, evaluate, save, stop. Always in that order."""
+
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from allattn.errors import InputError
+from allattn.training.language_task import LanguageTask
+from allattn.training.run_folder import RunFolder
+from allattn.training.scoring import Score
+
+
+class StepBar(Callback):
+    """One bar over the run's optimizer steps with loss, perplexity, tokens/s and the time left."""
+
+    def __init__(self, first: int, last_step: int) -> None:
+        self.columns = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[shown]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self.task = self.columns.add_task("training", total=last_step, completed=first, shown="")
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Show the bar in the first process."""
+        assert isinstance(pl_module, LanguageTask)
+        self.columns.update(self.task, description=pl_module.phase.value)
+        if trainer.is_global_zero:
+            self.columns.start()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Move on with every optimizer step."""
+        assert isinstance(pl_module, LanguageTask)
+        self.columns.update(self.task, completed=trainer.global_step, shown=pl_module.shown)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Leave the finished bar on the screen."""
+        self.columns.stop()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Give the terminal back before the error is printed."""
+        self.columns.stop()
+
+
+class BetweenSteps(Callback):
+    """Logs every `log_interval` steps, scores the validation split, and keeps last.ckpt and best.ckpt.
+
+    Args:
+        folder: the run folder.
+        evaluate: scores the validation split with the task's model as it is.
+        last_step: optimizer step at which this fit ends; it is always evaluated and saved.
+        log_interval: optimizer steps between rows of metrics.
+        evaluation_interval: optimizer steps between scorings; 0 = only at the end.
+        checkpoint_interval: optimizer steps between checkpoints.
+        tokens_per_step: B * T.
+        best: best validation loss so far (nats per token).
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        evaluate: Callable[[LanguageTask], Score],
+        last_step: int,
+        log_interval: int,
+        evaluation_interval: int,
+        checkpoint_interval: int,
+        tokens_per_step: int,
+        best: float,
+    ) -> None:
+        self.folder = folder
+        self.evaluate = evaluate
+        self.last_step = last_step
+        self.log_interval = log_interval
+        self.evaluation_interval = evaluation_interval
+        self.checkpoint_interval = checkpoint_interval
+        self.tokens_per_step = tokens_per_step
+        self.best = best
+        self.stop_signal: int | None = None
+        self._handlers: dict[int, Any] = {}
+        self._step = -1
+        self._timed_from = (0.0, 0)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Let SIGTERM and Ctrl-C stop at the next step's end."""
+        self._step = trainer.global_step
+        self._timed_from = (time.perf_counter(), self._step)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._handlers[number] = signal.signal(number, self._on_signal)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Give the signals back."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.stop_signal is not None:
+            raise KeyboardInterrupt  # the second one does not wait
+        self.stop_signal = number
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """After each optimizer step: log, evaluate, save, stop."""
+        assert isinstance(pl_module, LanguageTask)
+        step = trainer.global_step
+        if step == self._step:
+            return  # between the micro-batches of one step
+        self._step = step
+        ends = step == self.last_step
+        self._check_finite(pl_module, step)
+        row: dict[str, float] = {}
+        if step % self.log_interval == 0 or ends:
+            row = self._training_row(pl_module, step)
+        stopping = self._stopping(trainer)
+        evaluates = ends or (self.evaluation_interval and step % self.evaluation_interval == 0)
+        improved = False
+        if evaluates:
+            score = self.evaluate(pl_module)
+            row |= {"valid_loss": score.loss, "valid_perplexity": score.perplexity}
+            improved = score.loss < self.best
+            self.best = pl_module.best = min(self.best, score.loss)
+        if row:
+            for logger in trainer.loggers:
+                logger.log_metrics(row, step)
+        if ends or stopping or step % self.checkpoint_interval == 0 or improved:
+            trainer.save_checkpoint(self.folder.last)
+            if improved and trainer.is_global_zero:
+                _copy(self.folder.last, self.folder.best)
+        if evaluates:
+            self._timed_from = (time.perf_counter(), step)
+        if stopping:
+            trainer.should_stop = True
+
+    def _training_row(self, task: LanguageTask, step: int) -> dict[str, float]:
+        row = task.step_metrics()
+        began, first = self._timed_from
+        now = time.perf_counter()
+        row["tokens_seen"] = step * self.tokens_per_step
+        row["tokens_per_second"] = (step - first) * self.tokens_per_step / (now - began)
+        self._timed_from = (now, step)
+        speed = f"{row['tokens_per_second']:,.0f} tokens/s"
+        task.shown = f"loss {row['loss']:.3f}  perplexity {row['perplexity']:.1f}  {speed}"
+        return row
+
+    def _stopping(self, trainer: L.Trainer) -> bool:
+        """Whether any process was told to stop."""
+        told = self.stop_signal is not None
+        return bool(trainer.strategy.reduce_boolean_decision(told, all=False))
+
+    def _check_finite(self, task: LanguageTask, step: int) -> None:
+        loss = task.last["loss"]
+        if not torch.isfinite(torch.as_tensor(loss)):
+            raise InputError(
+                f"the loss is not finite at step {step} (learning rate {task.last['learning_rate']:.3g}); "
+                f"the last good checkpoint is {self.folder.last}; lower optimizer.learning_rate or "
+                "optimizer.gradient_clip"
+            )
+
+
+def _copy(source: Path, target: Path) -> None:
+    partial = target.with_name(target.name + ".partial")
+    shutil.copyfile(source, partial)
+    partial.replace(target)

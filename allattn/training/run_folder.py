@@ -1,0 +1,111 @@
+"""One folder per run: who may write to it, and whether a start is a first one, goes on, or is done."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+
+from allattn.errors import InputError
+
+# Settings that change neither a number nor a file of the run; they may differ when it goes on.
+_FREE = ("resume", "logger", "trainer.progress", "data.cache_folder", "runs_folder")
+
+
+class RunFolder:
+    """Paths inside a run folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.csv"
+        self.result = path / "result.json"
+        self.checkpoints = path / "checkpoints"
+        self.last = self.checkpoints / "last.ckpt"
+        self.best = self.checkpoints / "best.ckpt"
+        self.gates = self.checkpoints / "gates.ckpt"  # the pruning run at its freeze, before the removal
+        self.tokenizer = self.checkpoints / "tokenizer.json"
+
+    def finished(self) -> dict[str, Any] | None:
+        """The result of a run that is done."""
+        return json.loads(self.result.read_text()) if self.result.exists() else None
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Write result.json; its presence says that the run is done."""
+        partial = self.result.with_name("result.json.partial")
+        partial.write_text(json.dumps(result, indent=2) + "\n")
+        partial.replace(self.result)
+
+
+def is_first_process() -> bool:
+    """Whether this process writes files; Lightning tells the others their rank through the environment."""
+    return not any(os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+
+
+def result_line(folder: RunFolder, result: dict[str, Any]) -> str:
+    """What a second start of a finished run says."""
+    model = result.get("pruned", result["dense"])
+    return (
+        f"{folder.path} is finished: test perplexity {model['test']['perplexity']:.2f} (see {folder.result})"
+    )
+
+
+@contextmanager
+def open_run_folder(path: Path, config: dict[str, Any], accept_changes: bool) -> Iterator[RunFolder]:
+    """Take the folder for this run: create it, or go on in it if it belongs to the same configuration.
+
+    Args:
+        path: the run folder.
+        config: the resolved configuration, plain values.
+        accept_changes: go on although the saved configuration is another one.
+
+    Raises:
+        InputError: another run is writing there, the folder is not a run's, or its configuration differs.
+    """
+    folder = RunFolder(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path / ".lock")
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(
+            f"{path}: another run is writing to this folder; give this one another name="
+        ) from None
+    except OSError as error:
+        raise InputError(f"{path}: the run folder cannot be written ({error.strerror})") from None
+    try:
+        if folder.config.exists():
+            differing = _differences(yaml.safe_load(folder.config.read_text()), config)
+            if differing and not accept_changes:
+                raise InputError(
+                    f"{path}: holds a run with other settings ({'; '.join(differing)}); give this run "
+                    "another name=, or go on with the changed ones by resume=changed"
+                )
+        elif folder.last.exists() or folder.result.exists():
+            raise InputError(f"{path}: holds results but no config.yaml; give this run another name=")
+        folder.config.write_text(yaml.safe_dump(config, sort_keys=False))
+        folder.checkpoints.mkdir(exist_ok=True)
+        yield folder
+    finally:
+        lock.release()
+
+
+def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    old, new = dict(_flat(saved)), dict(_flat(now))
+    return [
+        f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not any(key == f or key.startswith(f"{f}.") for f in _FREE)
+    ]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

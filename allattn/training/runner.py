@@ -1,0 +1,114 @@
+"""One fit with Lightning: from a task (and perhaps a checkpoint) to a given optimizer step."""
+
+import logging
+import warnings
+from collections.abc import Sequence
+
+import lightning as L
+from lightning.pytorch.loggers import Logger
+
+from allattn.command import Interrupted
+from allattn.data.corpus import Corpus
+from allattn.data.segments import EvaluationStream, SegmentStream
+from allattn.model.config import ModelConfig
+from allattn.training.checkpoints import AtomicCheckpointIO
+from allattn.training.config import EvaluationConfig, ScheduleConfig, TrainerConfig
+from allattn.training.language_task import LanguageTask
+from allattn.training.progress import BetweenSteps, StepBar
+from allattn.training.run_folder import RunFolder
+from allattn.training.scoring import Score, score
+
+# Lightning's remarks about loaders that are not DataLoaders and about its own logging, which is not used.
+_BESIDE_THE_POINT = ".*(not resumable|many workers|logging interval|LeafSpec|`log_every_n_steps`).*"
+logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+
+
+def evaluation_stream(
+    config: ModelConfig,
+    corpus: Corpus,
+    split: str,
+    settings: EvaluationConfig,
+    rank: int = 0,
+    world_size: int = 1,
+) -> EvaluationStream:
+    """The rows that score `split` exactly (see `EvaluationStream`)."""
+    memory_length = settings.memory_length or config.memory_length
+    warm_up = config.layers * memory_length
+    ids = corpus.splits[split].ids
+    return EvaluationStream(ids, settings.rows, settings.segment_length, warm_up, rank, world_size)
+
+
+def fit(
+    task: LanguageTask,
+    corpus: Corpus,
+    folder: RunFolder,
+    schedule: ScheduleConfig,
+    evaluation: EvaluationConfig,
+    trainer_config: TrainerConfig,
+    loggers: Sequence[Logger],
+    start: int,
+    last_step: int,
+    best: float,
+) -> None:
+    """Train `task` from optimizer step `start` (its state is then in last.ckpt) to `last_step`.
+
+    Raises:
+        Interrupted: a signal came; everything up to the last full step is saved.
+        InputError: the loss became infinite or NaN.
+    """
+
+    def evaluate(running: LanguageTask) -> Score:
+        stream = evaluation_stream(
+            running.model.config, corpus, "valid", evaluation, running.global_rank, running.trainer.world_size
+        )
+        return score(running.model, stream, running.decided_multipliers(), evaluation.memory_length)
+
+    between = BetweenSteps(
+        folder,
+        evaluate,
+        last_step,
+        trainer_config.log_interval,
+        evaluation.interval,
+        trainer_config.checkpoint_interval,
+        schedule.batch_size * schedule.segment_length,
+        best,
+    )
+    trainer = L.Trainer(
+        accelerator=trainer_config.accelerator,
+        devices=trainer_config.devices,
+        num_nodes=trainer_config.num_nodes,
+        strategy=trainer_config.strategy,
+        precision=trainer_config.precision,  # type: ignore[arg-type]
+        accumulate_grad_batches=trainer_config.accumulation,
+        max_steps=last_step,
+        max_epochs=-1,
+        logger=list(loggers),
+        callbacks=[between, StepBar(start, last_step)] if trainer_config.progress else [between],
+        plugins=[AtomicCheckpointIO()],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+        log_every_n_steps=1,
+    )
+    stream = SegmentStream(
+        corpus.splits["train"].ids,
+        schedule.batch_size,
+        schedule.segment_length,
+        schedule.steps * trainer_config.accumulation,
+        start * trainer_config.accumulation,
+        trainer_config.accumulation,
+        trainer.global_rank,
+        trainer.world_size,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_BESIDE_THE_POINT)
+        trainer.fit(task, stream, ckpt_path=folder.last if start else None, weights_only=True)
+    if between.stop_signal is not None:
+        raise Interrupted(
+            between.stop_signal,
+            f"stopped by signal {between.stop_signal} at step {trainer.global_step} and saved in "
+            f"{folder.last}; the same command goes on from there",
+        )

@@ -1,0 +1,20 @@
+"""Prune heads from a pretrained model: python prune.py checkpoint=PATH [setting=value ...]."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from allattn.command import run_command
+from allattn.settings import PruneSettings, prune_settings, register
+from allattn.stages import prune
+
+
+def main(config: DictConfig) -> dict[str, Any]:
+    """Check the settings, then gates, fit, removal, fit, score, summary (see `allattn.stages.prune`)."""
+    return prune(prune_settings(config))
+
+
+if __name__ == "__main__":
+    register()
+    run_command(main, "prune", Path(__file__).parent / "conf", PruneSettings)

@@ -1,0 +1,143 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets
+import pytest
+
+from allattn.data import corpus
+from allattn.data.config import DataConfig, Source
+from allattn.data.demo import PydocSource, spaced, split_topics
+from allattn.data.hub import HubSource
+from allattn.errors import InputError
+
+ROWS = {"train": ["", " = T = \n", " a b \n"], "validation": [" a \n"], "test": ["", " b"]}
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(repository: str, configuration: str) -> None:
+        raise ConnectionError("Couldn't reach the Hub\nwith a second line")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+
+
+@pytest.fixture
+def stub_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """A hub that holds `ROWS`; returns the list of what was asked for."""
+    asked: list[tuple[str, str]] = []
+
+    def load(repository: str, configuration: str) -> datasets.DatasetDict:
+        asked.append((repository, configuration))
+        splits = {split: datasets.Dataset.from_dict({"text": rows}) for split, rows in ROWS.items()}
+        return datasets.DatasetDict(splits)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("source", "configuration"),
+    [
+        (Source.wikitext103, "wikitext-103-v1"),
+        (Source.wikitext2, "wikitext-2-v1"),
+        (Source.wikitext103_raw, "wikitext-103-raw-v1"),
+        (Source.wikitext2_raw, "wikitext-2-raw-v1"),
+    ],
+)
+def test_a_row_is_a_line(stub_hub: list[tuple[str, str]], source: Source, configuration: str) -> None:
+    hub = HubSource(source)
+    assert b"".join(hub.chunks("train")) == b"\n = T = \n a b \n"
+    assert b"".join(hub.chunks("valid")) == b" a \n"
+    assert b"".join(hub.chunks("test")) == b"\n b\n"
+    assert hub.size("train") > 0
+    assert stub_hub == [("Salesforce/wikitext", configuration)]
+
+
+def test_offline_says_what_to_do(offline: None, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        corpus.prepare(DataConfig(source=Source.wikitext103, cache_folder=str(tmp_path)), progress=False)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (
+        "data.source=wikitext103",
+        "wikitext-103-v1",
+        "Couldn't reach",
+        "data=files",
+        "data.folder=",
+    ):
+        assert part in message
+    assert not list(tmp_path.glob("*/meta.json"))
+
+
+def test_wrong_counts_stop_preparation_and_leave_nothing(
+    stub_hub: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as caught:
+        corpus.prepare(DataConfig(source=Source.wikitext103, cache_folder=str(tmp_path)), progress=False)
+    for part in ("wikitext103", "8, 2, 3", "103227021, 217646, 245569", "267735"):
+        assert part in str(caught.value)
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "refused"), [(6, False), (7, True)], ids=["as published", "one word more"]
+)
+def test_right_counts_pass(
+    stub_hub: list[tuple[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    vocabulary: int,
+    refused: bool,
+) -> None:
+    monkeypatch.setitem(corpus.PUBLISHED, Source.wikitext103, ((8, 2, 3), vocabulary))
+    config = DataConfig(source=Source.wikitext103, cache_folder=str(tmp_path))
+    if refused:
+        with pytest.raises(InputError, match="published"):
+            corpus.prepare(config, progress=False)
+    else:
+        assert corpus.prepare(config, progress=False).vocabulary_size == vocabulary
+
+
+def test_second_start_needs_no_hub(
+    stub_hub: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = DataConfig(
+        source=Source.wikitext2_raw, tokenizer="bpe", vocabulary_size=257, cache_folder=str(tmp_path)
+    )
+    first = corpus.prepare(config, progress=False)
+    fail: Callable[..., None] = lambda *arguments: pytest.fail("asked the hub again")  # noqa: E731
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    assert corpus.prepare(config, progress=False).fingerprint == first.fingerprint
+
+
+def test_raw_text_is_refused_at_word_level(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="wikitext103_raw"):
+        corpus.prepare(DataConfig(source=Source.wikitext103_raw, cache_folder=str(tmp_path)), progress=False)
+
+
+def test_demo_is_dealt_out_the_same_way_whatever_the_order() -> None:
+    topics = {f"topic {i}": f"word{i} " * (20 + i) for i in range(100)}
+    splits = split_topics(topics)
+    assert split_topics(dict(reversed(topics.items()))) == splits
+    total = sum(map(len, splits.values()))
+    assert {split: round(len(text) / total, 1) for split, text in splits.items()} == {
+        "train": 0.8,
+        "valid": 0.1,
+        "test": 0.1,
+    }
+    words = {split: set(text.split()) for split, text in splits.items()}
+    assert sum(map(len, words.values())) == len(set.union(*words.values())) == 100  # no topic in two splits
+
+
+def test_demo_lines_are_words_and_punctuation() -> None:
+    assert spaced('   raise TypeError("x[0]") from e...  ') == 'raise TypeError ( " x [ 0 ] " ) from e ...'
+    assert spaced("*****") == "*****"
+    assert spaced("") == ""
+
+
+def test_demo_of_this_python(tmp_path: Path) -> None:
+    result = corpus.prepare(DataConfig(cache_folder=str(tmp_path)), progress=False)
+    assert result.splits["train"].tokens > 50_000
+    assert result.splits["valid"].tokens > 3_000
+    assert result.splits["test"].tokens > 3_000
+    assert PydocSource().key(tmp_path) == result.fingerprint

@@ -1,0 +1,144 @@
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, processors
+
+from allattn.data.vocabulary import (
+    EOS,
+    UNK,
+    count_words,
+    encode_subwords,
+    encode_words,
+    load_tokenizer,
+    save_tokenizer,
+    tokenizer_hash,
+    train_bpe,
+    word_table,
+    word_tokenizer,
+)
+from allattn.errors import InputError
+
+ODD = (
+    "  two  spaces \n\n \ntab\tinside\nno\u00a0break\nline\u2028separator\nv\x0bt f\x0cf\n"
+    "<unk> <eos> <UNK> a<eos>b\n"
+    "caf\u00e9 cafe\u0301 \U0001f600\n\ufeffmark\ncarriage\rreturn\n"
+).encode()
+
+
+def reference_order(text: str) -> list[str]:
+    """Words by falling count, then by code point, from a plain loop."""
+    counts: dict[str, int] = {}
+    for line in text.split("\n"):
+        for word in line.split(" "):
+            if word not in ("", EOS, UNK):
+                counts[word] = counts.get(word, 0) + 1
+    return sorted(counts, key=lambda word: (-counts[word], word))
+
+
+def assert_same_ids_as_tokenizer(chunk: bytes, tokenizer: Tokenizer) -> None:
+    table = word_table(tokenizer)
+    expected: list[int] = []
+    for line in chunk.decode().split("\n")[:-1]:
+        ids = [*tokenizer.encode(line).ids, tokenizer.token_to_id(EOS)]
+        assert encode_words(f"{line}\n".encode(), table).tolist() == ids
+        expected += ids
+    assert encode_words(chunk, table).tolist() == expected
+
+
+def test_ids_of_a_small_text() -> None:
+    counts = count_words([b" b a \n<unk> b <eos> c\n", b"\nc b\n"])
+    tokenizer = word_tokenizer(counts)
+    assert tokenizer.get_vocab() == {EOS: 0, UNK: 1, "b": 2, "c": 3, "a": 4}
+    ids = encode_words(b" a  b \n\nnew <unk> <eos>\n", word_table(tokenizer))
+    assert ids.dtype == "int32"
+    assert ids.tolist() == [4, 2, 0, 0, 1, 1, 0, 0]
+
+
+def test_minimum_count() -> None:
+    tokenizer = word_tokenizer(Counter({b"a": 3, b"b": 2, b"c": 1}), minimum_count=2)
+    assert tokenizer.get_vocab() == {EOS: 0, UNK: 1, "a": 2, "b": 3}
+
+
+def test_encode_equals_the_tokenizer_on_odd_lines() -> None:
+    counts = count_words([ODD])
+    assert (
+        counts["no\u00a0break".encode()]
+        == counts[b"tab\tinside"]
+        == counts["line\u2028separator".encode()]
+        == 1
+    )
+    assert_same_ids_as_tokenizer(ODD, word_tokenizer(counts))
+    assert_same_ids_as_tokenizer(ODD, word_tokenizer(Counter({b"spaces": 2})))  # nearly all <unk>
+
+
+def test_wikitext_vocabulary(wikitext_small: Path) -> None:
+    text = (wikitext_small / "wiki.train.tokens").read_bytes()
+    counts = count_words([text])
+    tokenizer = word_tokenizer(counts)
+    words = [tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size())]
+    assert words == [EOS, UNK, *reference_order(text.decode())]
+
+    lines = text.split(b"\n")[:-1]
+    random.Random(1).shuffle(lines)
+    shuffled = word_tokenizer(count_words([b"".join(line + b"\n" for line in lines)]))
+    assert tokenizer_hash(shuffled) == tokenizer_hash(tokenizer)
+    assert shuffled.get_vocab() == tokenizer.get_vocab()
+
+    valid = (wikitext_small / "wiki.valid.tokens").read_bytes()
+    assert_same_ids_as_tokenizer(valid, tokenizer)
+
+
+def test_hash_tells_swapped_words_apart() -> None:
+    same = word_tokenizer(Counter({b"a": 2, b"b": 1}))
+    assert tokenizer_hash(same) == tokenizer_hash(word_tokenizer(Counter({b"b": 1, b"a": 2})))
+    assert tokenizer_hash(same) != tokenizer_hash(word_tokenizer(Counter({b"a": 1, b"b": 2})))
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer(count_words([ODD]))
+    save_tokenizer(tokenizer, tmp_path / "tokenizer.json")
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
+    assert tokenizer_hash(loaded) == tokenizer_hash(tokenizer)
+    assert encode_subwords(ODD, loaded).tolist() == encode_words(ODD, word_table(tokenizer)).tolist()
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def test_bpe_is_lossless_and_repeatable() -> None:
+    text = "the cat sat on the mat\n the  cat \u00e9\n\n".encode() * 50 + "line\u2028x\ttab\n".encode()
+    tokenizer = train_bpe([text], 300)
+    assert tokenizer.token_to_id(EOS) == 0
+    assert 257 < tokenizer.get_vocab_size() <= 300
+    assert tokenizer_hash(train_bpe([text], 300)) == tokenizer_hash(tokenizer)
+
+    unseen = "an unseen \U0001f600 line\n\n  a cat \n".encode()
+    ids = encode_subwords(unseen, tokenizer)
+    assert ids.dtype == "int32"
+    assert (ids == 0).sum() == 3
+    assert tokenizer.decode(ids.tolist(), skip_special_tokens=False).replace(EOS, "\n").encode() == unseen
+    assert len(encode_subwords(b"the cat\n", tokenizer)) < len("the cat\n")  # merges are used
+
+
+def test_given_tokenizer_is_not_cut_or_padded(tmp_path: Path) -> None:
+    tokenizer = train_bpe([b"a b c\n"], 257)
+    plain = encode_subwords(b"a b c d e f\na\n", tokenizer).tolist()
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=5)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{EOS} $A", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
+    )
+    tokenizer.save(str(tmp_path / "given.json"))
+    assert encode_subwords(b"a b c d e f\na\n", load_tokenizer(tmp_path / "given.json")).tolist() == plain
+
+
+def test_refuses_unusable_tokenizer_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        load_tokenizer(tmp_path / "missing.json")
+    (tmp_path / "wrong.json").write_text(json.dumps({"a": 1}))
+    with pytest.raises(InputError, match=r"wrong\.json: is not a tokenizer"):
+        load_tokenizer(tmp_path / "wrong.json")
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "no_end.json"))
+    with pytest.raises(InputError, match="<eos>"):
+        load_tokenizer(tmp_path / "no_end.json")

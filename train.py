@@ -1,0 +1,20 @@
+"""Pretrain an All-attention language model: python train.py [experiment=...] [setting=value ...]."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from allattn.command import run_command
+from allattn.settings import PretrainSettings, pretrain_settings, register
+from allattn.stages import pretrain
+
+
+def main(config: DictConfig) -> dict[str, Any]:
+    """Check the settings, then data, model, fit, score, summary (see `allattn.stages.pretrain`)."""
+    return pretrain(pretrain_settings(config))
+
+
+if __name__ == "__main__":
+    register()
+    run_command(main, "train", Path(__file__).parent / "conf", PretrainSettings)
