@@ -102,7 +102,7 @@ def refuse_unknown(config: DictConfig, schema: type) -> None:
 
 def _leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
     for key in config:
-        name = f"{prefix}{key}"
+        name = f"{prefix}{key!s}"
         inner = None if OmegaConf.is_missing(config, key) else config[key]
         if isinstance(inner, DictConfig):
             yield from _leaves(inner, f"{name}.")

@@ -1,30 +1,39 @@
-"""A text as 32-bit ids on disk: prepared once, checked, then opened as memory maps."""
+"""From text to ids on disk: encoded once, checked, then opened as memory maps."""
 
 import json
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
-import numpy as np
 from filelock import FileLock
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
 
-from allattn.data.config import DataConfig, Source, check_data
-from allattn.data.fingerprint import Fingerprint, write_atomically
+from allattn.data.config import RAW_SOURCES, DataConfig, Source, check_data
+from allattn.data.encoded import (
+    FORMAT,
+    ID_TYPE,
+    PARTIAL,
+    SPLITS,
+    Corpus,
+    find_folder,
+    finish_folder,
+    ids_file,
+    open_folder,
+)
+from allattn.data.fingerprint import Fingerprint
 from allattn.data.sources import TextSource, open_source
 from allattn.data.vocabulary import (
     Ids,
     count_words,
     encode_subwords,
     encode_words,
+    is_word_level,
     load_tokenizer,
-    save_tokenizer,
     split_words,
     tokenizer_hash,
     train_bpe,
@@ -35,46 +44,11 @@ from allattn.errors import InputError
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # of the cached folder; raise it when the ids of an unchanged text would change
-SPLITS = ("train", "valid", "test")
-ID_TYPE = np.dtype("<i4")
 # Words of each split, one <eos> a line included, and the vocabulary's size without a minimum count.
 PUBLISHED = {
     Source.wikitext103: ((103_227_021, 217_646, 245_569), 267_735),
     Source.wikitext2: ((2_088_628, 217_646, 245_569), 33_278),
 }
-
-
-@dataclass(frozen=True)
-class EncodedSplit:
-    """One split."""
-
-    ids: Ids  # (tokens,) int32, a read-only memory map
-    tokens: int
-    words: int  # word-level tokens, one <eos> a line included; normalizes a subword perplexity
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """An encoded text and what its ids mean."""
-
-    tokenizer: Tokenizer
-    tokenizer_hash: str  # SHA-256
-    vocabulary_size: int
-    fingerprint: str  # SHA-256 of the text of all splits
-    splits: dict[str, EncodedSplit]  # train, valid, test
-
-
-@dataclass(frozen=True)
-class _Meta:
-    """What meta.json records about a finished folder."""
-
-    format: int
-    fingerprint: str
-    tokenizer_hash: str
-    tokenizer_file: str  # SHA-256 of tokenizer.json
-    tokens: dict[str, int]
-    words: dict[str, int]
 
 
 def prepare(config: DataConfig, progress: bool = True) -> Corpus:
@@ -94,23 +68,21 @@ def prepare(config: DataConfig, progress: bool = True) -> Corpus:
     check_data(config)
     cache = Path(config.cache_folder).expanduser()
     source = open_source(config)
-    given = (
-        None if config.tokenizer in ("word", "bpe") else load_tokenizer(Path(config.tokenizer).expanduser())
-    )
+    given = _given_tokenizer(config)
     try:
         key = source.key(cache)
-        folder = cache / _folder_name(config, key, given)
-        corpus = _open(folder)
+        folder = _folder(cache, config, key, given)
+        corpus = open_folder(folder)
         if corpus is not None:
             return corpus
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
-            corpus = _open(folder)  # another process may have been faster
+            corpus = open_folder(folder)  # another process may have been faster
             if corpus is not None:
                 return corpus
             _discard(folder)
             _build(config, source, key, given, folder, progress)
-            corpus = _open(folder)
+            corpus = open_folder(folder)
     except OSError as error:
         raise InputError(
             f"data.cache_folder={config.cache_folder}: {error.strerror or error}; free space there or name "
@@ -120,27 +92,27 @@ def prepare(config: DataConfig, progress: bool = True) -> Corpus:
     return corpus
 
 
-def _folder_name(config: DataConfig, key: str, given: Tokenizer | None) -> str:
-    tokenizer = config.tokenizer if given is None else tokenizer_hash(given)
+def _given_tokenizer(config: DataConfig) -> Tokenizer | None:
+    if config.tokenizer in ("word", "bpe"):
+        return None
+    tokenizer = load_tokenizer(Path(config.tokenizer).expanduser())
+    if config.source in RAW_SOURCES and is_word_level(tokenizer):
+        raise InputError(
+            f"data.tokenizer={config.tokenizer} is word level, but data.source={config.source.value} has no "
+            f"<unk>: use data.source={config.source.value.removesuffix('_raw')}"
+        )
+    return tokenizer
+
+
+def _folder(cache: Path, config: DataConfig, key: str, given: Tokenizer | None) -> Path:
+    """The folder of this text and tokenizer; a tokenizer.json made here finds the text it was made from."""
+    tokenizer = config.tokenizer
+    if given is not None:
+        tokenizer = tokenizer_hash(given)
+        if found := find_folder(cache, key, tokenizer):
+            return found
     identity = [FORMAT, key, tokenizer, config.vocabulary_size, config.minimum_count]
-    return f"{config.source.value}-{sha256(json.dumps(identity).encode()).hexdigest()[:16]}"
-
-
-def _open(folder: Path) -> Corpus | None:
-    """The corpus in `folder`, or None where there is none that is whole."""
-    try:
-        meta = _Meta(**json.loads((folder / "meta.json").read_text(encoding="utf-8")))
-        text = (folder / "tokenizer.json").read_bytes()
-        sizes = {split: (folder / f"{split}.bin").stat().st_size for split in SPLITS}
-        whole = all(sizes[split] == meta.tokens[split] * ID_TYPE.itemsize for split in SPLITS)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-    if not whole or meta.format != FORMAT or sha256(text).hexdigest() != meta.tokenizer_file:
-        return None
-    tokenizer = Tokenizer.from_str(text.decode())
-    maps = {split: np.memmap(folder / f"{split}.bin", ID_TYPE, "r") for split in SPLITS}
-    splits = {split: EncodedSplit(maps[split], meta.tokens[split], meta.words[split]) for split in SPLITS}
-    return Corpus(tokenizer, meta.tokenizer_hash, tokenizer.get_vocab_size(), meta.fingerprint, splits)
+    return cache / f"{config.source.value}-{sha256(json.dumps(identity).encode()).hexdigest()[:16]}"
 
 
 def _discard(folder: Path) -> None:
@@ -153,33 +125,24 @@ def _build(
     config: DataConfig, source: TextSource, key: str, given: Tokenizer | None, folder: Path, progress: bool
 ) -> None:
     """Encode all splits into `folder`, which appears at once and whole."""
-    partial = folder.with_name(f"{folder.name}.partial")
+    partial = folder.with_name(f"{folder.name}{PARTIAL}")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     partial.mkdir()
     try:
         tokenizer = given or _make_tokenizer(config, source, progress)
-        encode = _encoder(config, tokenizer)
+        encode = _encoder(tokenizer)
         fingerprint = Fingerprint()
         tokens, words = {}, {}
         for split in SPLITS:
             fingerprint.start_split(split)
             chunks = _watched(source, split, f"encoding {split}", progress)
-            tokens[split], words[split] = _encode_split(chunks, encode, fingerprint, partial / f"{split}.bin")
+            tokens[split], words[split] = _encode_split(chunks, encode, fingerprint, ids_file(partial, split))
         _check_published(config, words, tokenizer.get_vocab_size())
         if source.key(folder.parent) != key:
             raise InputError(
                 f"data.source={config.source.value}: the text changed while it was read; start again"
             )
-        save_tokenizer(tokenizer, partial / "tokenizer.json")
-        meta = _Meta(
-            format=FORMAT,
-            fingerprint=fingerprint.hexdigest(),
-            tokenizer_hash=tokenizer_hash(tokenizer),
-            tokenizer_file=sha256((partial / "tokenizer.json").read_bytes()).hexdigest(),
-            tokens=tokens,
-            words=words,
-        )
-        write_atomically(partial / "meta.json", json.dumps(asdict(meta), indent=1))
+        finish_folder(partial, key, fingerprint.hexdigest(), tokenizer, tokens, words)
         partial.replace(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -195,9 +158,9 @@ def _make_tokenizer(config: DataConfig, source: TextSource, progress: bool) -> T
     return train_bpe(chunks, config.vocabulary_size)
 
 
-def _encoder(config: DataConfig, tokenizer: Tokenizer) -> Callable[[bytes], tuple[Ids, int]]:
+def _encoder(tokenizer: Tokenizer) -> Callable[[bytes], tuple[Ids, int]]:
     """A function from a chunk to its ids and its number of words."""
-    if config.tokenizer != "word":
+    if not is_word_level(tokenizer):
         return lambda chunk: (encode_subwords(chunk, tokenizer), sum(1 for _ in split_words(chunk)))
     table = word_table(tokenizer)
 

@@ -2,8 +2,8 @@
 
 Word level: a line is split on the space byte alone (no other white space), empty words dropped, and one
 `<eos>` ends every line, blank lines included. `<eos>` is id 0 and `<unk>` id 1, so both are in the adaptive
-softmax's first cluster; the training words follow by falling count, words of equal count by their UTF-8
-bytes, so that the order of the text's lines does not matter. In the text the words `<unk>` and `<eos>` mean
+softmax's first cluster; the training words follow by falling count, words of equal count in order of
+first appearance. In the text the words `<unk>` and `<eos>` mean
 these two tokens.
 """
 
@@ -40,7 +40,7 @@ def split_words(chunk: bytes) -> Iterator[bytes]:
 
 
 def count_words(chunks: Iterable[bytes]) -> Counter[bytes]:
-    """How often each word occurs, special tokens left out."""
+    """How often each word occurs, in order of first appearance, special tokens left out."""
     counts: Counter[bytes] = Counter()
     for chunk in chunks:
         counts.update(filter(None, chunk.replace(b"\n", b" ").split(b" ")))
@@ -53,16 +53,26 @@ def word_tokenizer(counts: Counter[bytes], minimum_count: int = 1) -> Tokenizer:
     """The word-level tokenizer of the given training counts.
 
     Args:
-        counts: of the training split, without special tokens.
+        counts: of the training split in order of first appearance, without special tokens.
         minimum_count: rarer words are left out and become `<unk>`.
     """
-    frequent = [(-count, word) for word, count in counts.items() if count >= minimum_count]
+    frequent = [word for word, count in counts.items() if count >= minimum_count]
     vocabulary = {EOS: EOS_ID, UNK: UNK_ID}
-    for index, (_, word) in enumerate(sorted(frequent), start=len(vocabulary)):
+    # Python's sort is stable, so words of equal count stay in order of first appearance.
+    by_count = sorted(frequent, key=lambda word: -counts[word])
+    for index, word in enumerate(by_count, start=len(vocabulary)):
         vocabulary[word.decode()] = index
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     return tokenizer
+
+
+def is_word_level(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer is one of `word_tokenizer`'s."""
+    values, ours = (json.loads(either.to_str()) for either in (tokenizer, word_tokenizer(Counter())))
+    vocabulary = values["model"].pop("vocab", {})
+    special = ours["model"].pop("vocab")
+    return values == ours and special.items() <= vocabulary.items()
 
 
 def word_table(tokenizer: Tokenizer) -> WordTable:

@@ -53,6 +53,7 @@ class AllAttention(nn.Module):
         self.persistent_keys = nn.Parameter(torch.empty(config.persistent_vectors, present))
         self.persistent_values = nn.Parameter(torch.empty(config.persistent_vectors, present))
         self.dropout = nn.Dropout(config.projection_dropout)
+        self.norm.requires_grad_(bool(self.heads_kept))  # without heads it has no effect
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -103,7 +104,7 @@ class AllAttention(nn.Module):
             window,
             self.attention_dropout if self.training else 0.0,
         )  # (B, T, h, c)
-        z = z * (self.scale if multipliers is None else multipliers.to(z.dtype).unsqueeze(-1))
+        z = z * (self.scale if multipliers is None else multipliers.unsqueeze(-1))
         out = F.linear(z.reshape(batch, queries, -1), self.output.weight) + self.bias
         return x + self.dropout(out)
 

@@ -50,7 +50,7 @@ class AdaptiveEmbedding(nn.Module):
             vectors = self._project(F.embedding(flat, self.tables[0]), 0)
         else:
             vectors = self._banded(flat)
-        vectors = vectors * math.sqrt(self.width)
+        vectors = vectors.to(self.tables[0].dtype) * math.sqrt(self.width)  # the residual stream is not mixed
         if self.training and self.word_dropout > 0:
             kept = torch.rand(self.ends[-1], device=ids.device) >= self.word_dropout
             vectors = vectors * (kept[flat] / (1 - self.word_dropout)).unsqueeze(1)

@@ -26,6 +26,7 @@ class AllAttentionLM(nn.Module):
         self.embedding = AdaptiveEmbedding(config)
         self.positions = RelativePositions(config)
         self.layers = nn.ModuleList(AllAttention(config, layer) for layer in range(config.layers))
+        self.positions.requires_grad_(any(layer.heads_kept for layer in self.layers))
         self.output_dropout = nn.Dropout(config.output_dropout)
         self.softmax = TiedAdaptiveSoftmax(config)
 

@@ -48,7 +48,7 @@ class TiedAdaptiveSoftmax(nn.Module):
             embedding: the tied embedding.
 
         Returns:
-            (B, T) float32 (float64 for float64 input). Only the bands that occur are computed.
+            (B, T) float32 (float64 for float64 input). A band is computed for the words that lie in it.
         """
         with torch.autocast(hidden.device.type, enabled=False):
             flat, words = self._wide(hidden).reshape(-1, hidden.shape[-1]), targets.reshape(-1)
@@ -61,10 +61,9 @@ class TiedAdaptiveSoftmax(nn.Module):
             for tail in range(self.tails):
                 low, high = self.ends[tail], self.ends[tail + 1]
                 place = ((words >= low) & (words < high)).nonzero().squeeze(1)
-                if len(place):
-                    logits = self._tail_logits(flat[place], tail, embedding)
-                    within = F.cross_entropy(logits, words[place] - low, reduction="none")
-                    nats = nats.index_add(0, place, within)
+                logits = self._tail_logits(flat[place], tail, embedding)  # no rows: a gradient of zeros
+                within = F.cross_entropy(logits, words[place] - low, reduction="none")
+                nats = nats.index_add(0, place, within)
             return nats.masked_fill(words < 0, 0.0).view(targets.shape)
 
     def log_probs(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:

@@ -92,9 +92,11 @@ def cut_tensor(name: str, tensor: Tensor, plan: RemovalPlan) -> Tensor:
 
 
 def is_gone(name: str, plan: RemovalPlan) -> bool:
-    """Whether nothing of the parameter stays: it belongs to heads and its layer keeps none."""
+    """Whether a parameter stops being trained: it needs heads, and its layer (or the model) keeps none."""
     layer, axis = _place(name)
-    return axis is not None and not plan.keep[layer]
+    if name.startswith("positions."):
+        return not any(plan.keep)
+    return (axis is not None or ".norm." in name) and not plan.keep[layer]
 
 
 def _place(name: str) -> tuple[int, int | None]:

@@ -197,12 +197,54 @@ def test_subwords_keep_the_word_count(files_config: DataConfig) -> None:
     assert (train.ids == result.tokenizer.token_to_id("<eos>")).sum() == 4
 
 
-def test_tokenizer_of_an_earlier_run(files_config: DataConfig) -> None:
+def test_tokenizer_of_an_earlier_run_finds_its_text(
+    files_config: DataConfig, text_folder: Path, tmp_path: Path, encodings: list[Path]
+) -> None:
     first = prepare(files_config, progress=False)
-    given = str(cached_folder(files_config) / "tokenizer.json")
-    again = prepare(replace(files_config, tokenizer=given), progress=False)
-    assert ids(again) == ids(first)
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes((cached_folder(files_config) / "tokenizer.json").read_bytes())
+    with_tokenizer = replace(files_config, tokenizer=str(tokenizer))
+    again = prepare(with_tokenizer, progress=False)
+    assert len(encodings) == 1
     assert again.tokenizer_hash == first.tokenizer_hash
+    assert ids(again) == ids(first)
+
+    (text_folder / "wiki.test.tokens").write_bytes(b"the bird  the\tdog\n")
+    other = prepare(with_tokenizer, progress=False)
+    assert len(encodings) == 2
+    assert other.tokenizer_hash == first.tokenizer_hash
+    assert other.splits["test"].ids.tolist() == [2, 1, 1, 0]
+    assert other.fingerprint != first.fingerprint
+
+
+def test_a_tokenizer_finds_only_what_it_encoded(files_config: DataConfig, tmp_path: Path) -> None:
+    for minimum_count in (1, 2):
+        made = prepare(replace(files_config, minimum_count=minimum_count), progress=False)
+        made.tokenizer.save(str(tmp_path / f"{minimum_count}.json"))
+    for minimum_count, vocabulary_size in ((1, 5), (2, 4)):
+        config = replace(files_config, tokenizer=str(tmp_path / f"{minimum_count}.json"))
+        assert prepare(config, progress=False).vocabulary_size == vocabulary_size
+
+
+def test_unfinished_folder_is_not_found(files_config: DataConfig, tmp_path: Path) -> None:
+    first = prepare(files_config, progress=False)
+    folder = cached_folder(files_config)
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes((folder / "tokenizer.json").read_bytes())
+    folder.rename(folder.with_name(f"{folder.name}.partial"))
+    again = prepare(replace(files_config, tokenizer=str(tokenizer)), progress=False)
+    assert not str(again.splits["train"].ids.filename).count(".partial")
+    assert ids(again) == ids(first)
+
+
+def test_word_level_tokenizer_file_is_refused_for_raw_text(files_config: DataConfig) -> None:
+    prepare(files_config, progress=False)
+    tokenizer = str(cached_folder(files_config) / "tokenizer.json")
+    config = DataConfig(
+        source=Source.wikitext2_raw, tokenizer=tokenizer, cache_folder=files_config.cache_folder
+    )
+    with pytest.raises(InputError, match=r"word level.*wikitext2_raw"):
+        prepare(config, progress=False)
 
 
 def test_progress_goes_to_standard_error_and_only_if_asked(

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, processors
+from tokenizers import Tokenizer, models, normalizers, processors
 
 from allattn.data.vocabulary import (
     EOS,
@@ -12,6 +12,7 @@ from allattn.data.vocabulary import (
     count_words,
     encode_subwords,
     encode_words,
+    is_word_level,
     load_tokenizer,
     save_tokenizer,
     tokenizer_hash,
@@ -29,13 +30,14 @@ ODD = (
 
 
 def reference_order(text: str) -> list[str]:
-    """Words by falling count, then by code point, from a plain loop."""
+    """Words by falling count, then by first appearance, from a plain loop."""
     counts: dict[str, int] = {}
-    for line in text.split("\n"):
-        for word in line.split(" "):
-            if word not in ("", EOS, UNK):
-                counts[word] = counts.get(word, 0) + 1
-    return sorted(counts, key=lambda word: (-counts[word], word))
+    first: dict[str, int] = {}
+    for place, word in enumerate(text.replace("\n", " ").split(" ")):
+        if word not in ("", EOS, UNK):
+            counts[word] = counts.get(word, 0) + 1
+            first.setdefault(word, place)
+    return sorted(counts, key=lambda word: (-counts[word], first[word]))
 
 
 def assert_same_ids_as_tokenizer(chunk: bytes, tokenizer: Tokenizer) -> None:
@@ -83,9 +85,12 @@ def test_wikitext_vocabulary(wikitext_small: Path) -> None:
 
     lines = text.split(b"\n")[:-1]
     random.Random(1).shuffle(lines)
+    again = word_tokenizer(count_words([text]))
+    assert tokenizer_hash(again) == tokenizer_hash(tokenizer)
     shuffled = word_tokenizer(count_words([b"".join(line + b"\n" for line in lines)]))
-    assert tokenizer_hash(shuffled) == tokenizer_hash(tokenizer)
-    assert shuffled.get_vocab() == tokenizer.get_vocab()
+    of_id = [counts[shuffled.id_to_token(index).encode()] for index in range(2, len(words))]
+    assert of_id == [counts[word.encode()] for word in words[2:]]  # only words of equal count trade places
+    assert tokenizer_hash(shuffled) != tokenizer_hash(tokenizer)  # which a checkpoint's hash tells apart
 
     valid = (wikitext_small / "wiki.valid.tokens").read_bytes()
     assert_same_ids_as_tokenizer(valid, tokenizer)
@@ -94,6 +99,7 @@ def test_wikitext_vocabulary(wikitext_small: Path) -> None:
 def test_hash_tells_swapped_words_apart() -> None:
     same = word_tokenizer(Counter({b"a": 2, b"b": 1}))
     assert tokenizer_hash(same) == tokenizer_hash(word_tokenizer(Counter({b"b": 1, b"a": 2})))
+    assert tokenizer_hash(same) != tokenizer_hash(word_tokenizer(Counter({b"b": 1, b"a": 1})))
     assert tokenizer_hash(same) != tokenizer_hash(word_tokenizer(Counter({b"a": 1, b"b": 2})))
 
 
@@ -104,6 +110,18 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert tokenizer_hash(loaded) == tokenizer_hash(tokenizer)
     assert encode_subwords(ODD, loaded).tolist() == encode_words(ODD, word_table(tokenizer)).tolist()
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def test_only_our_word_level_is_taken_for_it() -> None:
+    tokenizer = word_tokenizer(Counter({b"a": 1}))
+    assert is_word_level(Tokenizer.from_str(tokenizer.to_str()))
+    assert not is_word_level(train_bpe([b"a b\n"], 257))
+    assert not is_word_level(Tokenizer(models.WordLevel({EOS: 0, UNK: 1}, unk_token=UNK)))  # does not split
+    tokenizer.normalizer = normalizers.Lowercase()
+    assert not is_word_level(tokenizer)
+    swapped = Tokenizer(models.WordLevel({UNK: 0, EOS: 1}, unk_token=UNK))
+    swapped.pre_tokenizer = word_tokenizer(Counter()).pre_tokenizer
+    assert not is_word_level(swapped)
 
 
 def test_bpe_is_lossless_and_repeatable() -> None:
