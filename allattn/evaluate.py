@@ -1,6 +1,6 @@
 """Perplexity of any checkpoint, dense or pruned: python -m allattn.evaluate checkpoint=PATH [split=test]."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ from allattn.command import register_command, run_command
 from allattn.data.config import DataConfig, Source
 from allattn.data.corpus import prepare
 from allattn.errors import InputError
+from allattn.report.summary import score_record
 from allattn.stages import data_of
 from allattn.training.checkpoints import checked_tokenizer, load_model, read_checkpoint
 from allattn.training.config import EvaluationConfig
-from allattn.training.runner import evaluation_stream
-from allattn.training.scoring import score
+from allattn.training.scoring import score_split
 
 
 class Split(Enum):
@@ -49,14 +49,14 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     data = data_of(settings.data, checkpoint, checked_tokenizer(path, checkpoint))
     corpus = prepare(data)
     model = load_model(path).model.to(torch.device(settings.device))
-    stream = evaluation_stream(model.config, corpus, settings.split.value, settings.eval)
-    result = score(model, stream, memory_length=settings.eval.memory_length)
+    result = score_split(model, corpus, settings.split.value, settings.eval)
     kept = [len(model.config.kept(layer)) for layer in range(model.config.layers)]
     print(
-        f"{settings.split.value}: perplexity {result.perplexity:.4f}, {result.loss:.6f} nats per token, "
-        f"{result.tokens:,} tokens scored, heads per layer {kept}"
+        f"{settings.split.value}: perplexity per word {result.word_perplexity:.4f}, per token "
+        f"{result.perplexity:.4f} ({result.loss:.6f} nats, {result.bits:.6f} bits); {result.tokens:,} tokens, "
+        f"{result.words:,} words scored; heads per layer {kept}"
     )
-    return asdict(result) | {"perplexity": result.perplexity}
+    return score_record(result)
 
 
 def main(config: DictConfig) -> dict[str, Any]:

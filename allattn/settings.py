@@ -19,6 +19,7 @@ from allattn.training.config import (
     ScheduleConfig,
     TrainerConfig,
     check_training,
+    in_steps,
 )
 
 
@@ -100,6 +101,8 @@ def prune_settings(config: DictConfig) -> PruneSettings:
 
 
 def _check_run(settings: RunSettings) -> None:
+    if min(settings.schedule.batch_size, settings.schedule.segment_length) > 0:
+        settings.schedule = in_steps(settings.schedule)
     check_data(settings.data)
     check_training(settings.optimizer, settings.schedule, settings.eval, settings.trainer)
 

@@ -33,8 +33,8 @@ from allattn.training.checkpoints import (
 from allattn.training.language_task import LanguageTask
 from allattn.training.loggers import finish_loggers, log_summary, make_loggers
 from allattn.training.run_folder import RunFolder, is_first_process, open_run_folder, result_line
-from allattn.training.runner import evaluation_stream, fit
-from allattn.training.scoring import Score, score
+from allattn.training.runner import fit
+from allattn.training.scoring import Score, evaluation_stream, score_split
 
 TIMED_SEGMENTS = 4
 
@@ -218,14 +218,7 @@ def _remove_heads(folder: RunFolder, corpus: Corpus) -> None:
 
 
 def _scores(model: AllAttentionLM, corpus: Corpus, settings: RunSettings) -> dict[str, Score]:
-    return {
-        split: score(
-            model,
-            evaluation_stream(model.config, corpus, split, settings.eval),
-            memory_length=settings.eval.memory_length,
-        )
-        for split in ("valid", "test")
-    }
+    return {split: score_split(model, corpus, split, settings.eval) for split in ("valid", "test")}
 
 
 def _conclude_pretrain(

@@ -83,7 +83,8 @@ class SegmentStream:
             )
 
     def __len__(self) -> int:
-        return max(0, self.total - self.start)
+        """Micro-batches of the whole run, those before `start` included (Lightning counts from the first)."""
+        return self.total
 
     def __iter__(self) -> Iterator[Segment]:
         return map(self.micro_batch, range(self.start, self.total))
@@ -164,17 +165,60 @@ class EvaluationStream:
         return sum(row.end - row.scored for row in self.rows)
 
     def __iter__(self) -> Iterator[Segment]:
-        return map(self._segment, range(len(self)))
+        for begin in range(0, self.length, self.segment_length):
+            width = min(self.segment_length, self.length - begin)
+            yield _row_segment(self.ids, self.rows, begin, width)
 
-    def _segment(self, index: int) -> Segment:
-        begin = index * self.segment_length
-        width = min(self.segment_length, self.length - begin)
-        inputs = np.zeros((len(self.rows), width), np.int64)
-        targets = np.full((len(self.rows), width), NOT_SCORED, np.int64)
-        for i, row in enumerate(self.rows):
-            first = row.first + begin
-            end = max(first, min(first + width, row.end))
-            inputs[i, : end - first] = self.ids[first - 1 : end - 1]
-            scored = min(max(first, row.scored), end)
-            targets[i, scored - first : end - first] = self.ids[scored:end]
-        return Segment(torch.from_numpy(inputs), torch.from_numpy(targets), 0, starts_over=index == 0)
+
+class WindowStream:
+    """A text in windows, each read with an empty memory; over all processes every token is scored once.
+
+    A window scores `stride` targets after `context` tokens (fewer at the text's start), so every scored
+    token has at least `context` tokens before it in its window and fewer than context + stride.
+
+    Args:
+        ids: (N,) the text.
+        rows: windows per forward pass.
+        context: tokens read before the scored ones.
+        stride: tokens that a window scores.
+        rank: index of this process.
+        world_size: number of processes.
+
+    Raises:
+        InputError: the text has no token after its first.
+    """
+
+    def __init__(
+        self, ids: Ids, rows: int, context: int, stride: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        every = evaluation_rows(len(ids), -(-(len(ids) - 1) // stride), context)
+        begin, end = (r * len(every) // world_size for r in (rank, rank + 1))
+        self.windows = every[begin:end]
+        self.ids = ids
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return -(-len(self.windows) // self.rows)
+
+    @property
+    def scored(self) -> int:
+        """Tokens that this process scores."""
+        return sum(row.end - row.scored for row in self.windows)
+
+    def __iter__(self) -> Iterator[Segment]:
+        for index in range(len(self)):
+            batch = self.windows[index * self.rows : (index + 1) * self.rows]
+            yield _row_segment(self.ids, batch, 0, max(row.end - row.first for row in batch))
+
+
+def _row_segment(ids: Ids, rows: list[EvaluationRow], begin: int, width: int) -> Segment:
+    """The part of each row that begins `begin` tokens into it, (rows, width)."""
+    inputs = np.zeros((len(rows), width), np.int64)
+    targets = np.full((len(rows), width), NOT_SCORED, np.int64)
+    for i, row in enumerate(rows):
+        first = row.first + begin
+        end = max(first, min(first + width, row.end))
+        inputs[i, : end - first] = ids[first - 1 : end - 1]
+        scored = min(max(first, row.scored), end)
+        targets[i, scored - first : end - first] = ids[scored:end]
+    return Segment(torch.from_numpy(inputs), torch.from_numpy(targets), 0, starts_over=begin == 0)

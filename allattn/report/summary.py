@@ -43,8 +43,15 @@ def model_record(model: AllAttentionLM, scores: dict[str, Score]) -> dict[str, A
 
 
 def score_record(score: Score) -> dict[str, Any]:
-    """Perplexity, nats per token and the number of tokens scored."""
-    return {"perplexity": score.perplexity, "nats_per_token": score.loss, "tokens_scored": score.tokens}
+    """Perplexity per token and per word, nats and bits per token, and how many were scored."""
+    return {
+        "perplexity": score.perplexity,
+        "word_perplexity": score.word_perplexity,
+        "nats_per_token": score.loss,
+        "bits_per_token": score.bits,
+        "tokens_scored": score.tokens,
+        "words_scored": score.words,
+    }
 
 
 def print_summary(title: str, corpus: dict[str, Any], models: dict[str, dict[str, Any]]) -> None:
@@ -63,6 +70,9 @@ def print_summary(title: str, corpus: dict[str, Any], models: dict[str, dict[str
     table.add_row("sparsity", *[f"{r['sparsity']:.1%}" for r in records])
     for split in ("valid", "test"):
         table.add_row(f"perplexity, {split}", *[f"{r[split]['perplexity']:.2f}" for r in records])
+        if records[0][split]["words_scored"] != records[0][split]["tokens_scored"]:
+            row = [f"{r[split]['word_perplexity']:.2f}" for r in records]
+            table.add_row(f"perplexity per word, {split}", *row)
         table.add_row(f"tokens scored, {split}", *[f"{r[split]['tokens_scored']:,}" for r in records])
     if all("layer_microseconds_per_token" in r for r in records):
         row = [f"{r['layer_microseconds_per_token']:.1f} µs" for r in records]

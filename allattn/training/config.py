@@ -1,6 +1,7 @@
 """Settings of optimization, evaluation, hardware and logging."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from allattn.errors import InputError
@@ -11,6 +12,14 @@ class OptimizerName(Enum):
 
     lamb = "lamb"
     adamw = "adamw"
+    muon = "muon"  # for the layers' matrices; AdamW for everything else
+
+
+class EvaluationMode(Enum):
+    """Where the context of a scored token comes from."""
+
+    memory = "memory"  # the segment before, as in training (the paper's)
+    window = "window"  # its own window of text, read afresh with an empty memory
 
 
 class Shape(Enum):
@@ -51,6 +60,8 @@ class ScheduleConfig:
     warmup_steps: int = 2_800  # updates of the linear learning-rate warm-up
     shape: Shape = Shape.cosine
     final_ratio: float = 0.1  # last learning rate / peak (cosine)
+    tokens: int | None = None  # the run's length in tokens instead of steps
+    warmup_tokens: int | None = None  # the warm-up's length in tokens instead of steps
 
 
 @dataclass
@@ -60,6 +71,9 @@ class EvaluationConfig:
     rows: int = 16  # parallel rows; the result does not depend on it
     segment_length: int = 192  # tokens per forward pass; the result does not depend on it
     memory_length: int | None = None  # M in evaluation; None = the model's
+    mode: EvaluationMode = EvaluationMode.memory
+    context: int = 512  # window mode: tokens read before those that a window scores
+    stride: int = 128  # window mode: tokens that a window scores
     interval: int = 1_000  # optimizer steps between scorings of the validation split; 0 = only at the end
 
 
@@ -75,6 +89,7 @@ class TrainerConfig:
     accumulation: int = 1  # groups of streams per update; does not change the update, only its memory
     log_interval: int = 50  # optimizer steps between rows of metrics
     checkpoint_interval: int = 1_000  # optimizer steps between checkpoints
+    compile: bool = False  # torch.compile the layers
     progress: bool = True
 
 
@@ -87,6 +102,16 @@ class LoggerConfig:
     entity: str | None = None
     group: str | None = None  # the study a run belongs to
     tags: list[str] = field(default_factory=list)
+
+
+def in_steps(schedule: ScheduleConfig) -> ScheduleConfig:
+    """The schedule with lengths given in tokens turned into optimizer steps, rounded up."""
+    per_step = schedule.batch_size * schedule.segment_length
+    steps = schedule.steps if schedule.tokens is None else math.ceil(schedule.tokens / per_step)
+    warmup = schedule.warmup_steps
+    if schedule.warmup_tokens is not None:
+        warmup = math.ceil(schedule.warmup_tokens / per_step)
+    return replace(schedule, steps=steps, warmup_steps=warmup, tokens=None, warmup_tokens=None)
 
 
 def check_training(
@@ -103,7 +128,7 @@ def check_training(
     for name in ("devices", "num_nodes", "accumulation", "log_interval", "checkpoint_interval"):
         if getattr(trainer, name) < 1:
             raise InputError(f"trainer.{name}={getattr(trainer, name)}: must be at least 1")
-    for name in ("rows", "segment_length"):
+    for name in ("rows", "segment_length", "context", "stride"):
         if getattr(evaluation, name) < 1:
             raise InputError(f"eval.{name}={getattr(evaluation, name)}: must be at least 1")
     if evaluation.interval < 0:

@@ -187,7 +187,8 @@ class LanguageTask(L.LightningModule):
         """One optimizer; its learning rates are set before every step from the step number alone."""
         ratio = 1.0 if self.gates is None else self.gates.config.learning_rate_ratio
         groups = parameter_groups(self.model, self.gates, self.optimizer_config, ratio)
-        return make_optimizer(groups, self.optimizer_config)
+        precision = getattr(self.trainer, "precision", "32-true")
+        return make_optimizer(groups, self.optimizer_config, fused=not str(precision).startswith("16"))
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Set this step's learning rates."""

@@ -29,7 +29,7 @@ def learning_rate_factor(schedule: ScheduleConfig, step: int) -> float:
 def parameter_groups(
     model: AllAttentionLM, gates: HeadGates | None, config: OptimizerConfig, gate_ratio: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Named groups: decayed matrices, undecayed vectors, gates.
+    """Named groups: decayed matrices (of the layers and others), undecayed vectors, gates.
 
     Each group holds `name`, `params` (name and parameter), `weight_decay` and `learning_rate_ratio`.
     Parameters without elements or effect (of a layer with no heads) are left out.
@@ -37,8 +37,14 @@ def parameter_groups(
     named = [(name, p) for name, p in model.named_parameters() if p.numel() and p.requires_grad]
     groups: list[dict[str, Any]] = [
         {
-            "name": "matrices",
-            "params": [(n, p) for n, p in named if p.ndim >= 2],
+            "name": "layer_matrices",
+            "params": [(n, p) for n, p in named if p.ndim >= 2 and n.startswith("layers.")],
+            "weight_decay": config.weight_decay,
+            "learning_rate_ratio": 1.0,
+        },
+        {
+            "name": "other_matrices",
+            "params": [(n, p) for n, p in named if p.ndim >= 2 and not n.startswith("layers.")],
             "weight_decay": config.weight_decay,
             "learning_rate_ratio": 1.0,
         },
@@ -61,14 +67,56 @@ def parameter_groups(
     return [group for group in groups if group["params"]]
 
 
-def make_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimizer over `parameter_groups`; LAMB is pytorch-optimizer's (You et al., no bias correction)."""
-    betas = (config.betas[0], config.betas[1])
-    if config.name is OptimizerName.adamw:
-        return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.eps)
-    from pytorch_optimizer import Lamb
+def make_optimizer(
+    groups: list[dict[str, Any]], config: OptimizerConfig, fused: bool = True
+) -> torch.optim.Optimizer:
+    """The optimizer over `parameter_groups`.
 
-    return Lamb(groups, lr=config.learning_rate, betas=betas, eps=config.eps)
+    LAMB is pytorch-optimizer's (You et al., without bias correction); AdamW and Muon are torch's.
+
+    Args:
+        groups: from `parameter_groups`.
+        config: name, learning rate, betas, eps.
+        fused: AdamW as one kernel; not with fp16, whose gradients must be unscaled before clipping.
+    """
+    betas = (config.betas[0], config.betas[1])
+    if config.name is OptimizerName.lamb:
+        from pytorch_optimizer import Lamb
+
+        return Lamb(groups, lr=config.learning_rate, betas=betas, eps=config.eps)
+    if config.name is OptimizerName.muon:
+        return MuonWithAdamW(groups, config.learning_rate, betas, config.eps)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.eps, fused=fused)
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """torch's Muon for the group `layer_matrices`, torch's AdamW for the others, as one optimizer.
+
+    Muon's updates are scaled to AdamW's root mean square, so that both take the same learning rate.
+    """
+
+    def __init__(
+        self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float
+    ) -> None:
+        muon = torch.optim.Muon([torch.zeros(1, 1)], lr=lr, adjust_lr_fn="match_rms_adamw")
+        adamw = torch.optim.AdamW([torch.zeros(1)], lr=lr, betas=betas, eps=eps)
+        super().__init__(groups, {**adamw.defaults, **muon.defaults, "lr": lr, "betas": betas, "eps": eps})
+        self._parts = (muon, adamw)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One update of both."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        muon, adamw = self._parts
+        muon.param_groups = [g for g in self.param_groups if g["name"] == "layer_matrices"]
+        adamw.param_groups = [g for g in self.param_groups if g["name"] != "layer_matrices"]
+        for part in self._parts:
+            part.state = self.state
+            part.step()
+        return loss
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, peak: float, factor: float) -> None:

@@ -1,7 +1,9 @@
 """What happens between optimizer steps: log, evaluate, save, stop. Always in that order."""
 
+import resource
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -162,6 +164,7 @@ class BetweenSteps(Callback):
         now = time.perf_counter()
         row["tokens_seen"] = step * self.tokens_per_step
         row["tokens_per_second"] = (step - first) * self.tokens_per_step / (now - began)
+        row["peak_memory_gib"] = _peak_memory(task.device) / 2**30
         self._timed_from = (now, step)
         speed = f"{row['tokens_per_second']:,.0f} tokens/s"
         task.shown = f"loss {row['loss']:.3f}  perplexity {row['perplexity']:.1f}  {speed}"
@@ -180,6 +183,14 @@ class BetweenSteps(Callback):
                 f"the last good checkpoint is {self.folder.last}; lower optimizer.learning_rate or "
                 "optimizer.gradient_clip"
             )
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Most bytes held so far: by tensors on a GPU, by this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    kib_or_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kib_or_bytes * (1 if sys.platform == "darwin" else 1024)
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -5,37 +5,28 @@ import warnings
 from collections.abc import Sequence
 
 import lightning as L
+import torch
 from lightning.pytorch.loggers import Logger
 
 from allattn.command import Interrupted
 from allattn.data.corpus import Corpus
-from allattn.data.segments import EvaluationStream, SegmentStream
-from allattn.model.config import ModelConfig
+from allattn.data.segments import SegmentStream
+from allattn.errors import InputError
 from allattn.training.checkpoints import AtomicCheckpointIO
 from allattn.training.config import EvaluationConfig, ScheduleConfig, TrainerConfig
 from allattn.training.language_task import LanguageTask
 from allattn.training.progress import BetweenSteps, StepBar
 from allattn.training.run_folder import RunFolder
-from allattn.training.scoring import Score, score
+from allattn.training.scoring import Score, score_split
 
 # Lightning's remarks about loaders that are not DataLoaders and about its own logging, which is not used.
 _BESIDE_THE_POINT = ".*(not resumable|many workers|logging interval|LeafSpec|`log_every_n_steps`).*"
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
 
 
-def evaluation_stream(
-    config: ModelConfig,
-    corpus: Corpus,
-    split: str,
-    settings: EvaluationConfig,
-    rank: int = 0,
-    world_size: int = 1,
-) -> EvaluationStream:
-    """The rows that score `split` exactly (see `EvaluationStream`)."""
-    memory_length = settings.memory_length or config.memory_length
-    warm_up = config.layers * memory_length
-    ids = corpus.splits[split].ids
-    return EvaluationStream(ids, settings.rows, settings.segment_length, warm_up, rank, world_size)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device, or the CPU's allocator, had no memory left."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def fit(
@@ -58,10 +49,9 @@ def fit(
     """
 
     def evaluate(running: LanguageTask) -> Score:
-        stream = evaluation_stream(
-            running.model.config, corpus, "valid", evaluation, running.global_rank, running.trainer.world_size
-        )
-        return score(running.model, stream, running.decided_multipliers(), evaluation.memory_length)
+        rank, world_size = running.global_rank, running.trainer.world_size
+        gates = running.decided_multipliers()
+        return score_split(running.model, corpus, "valid", evaluation, gates, rank, world_size)
 
     between = BetweenSteps(
         folder,
@@ -93,6 +83,9 @@ def fit(
         limit_val_batches=0,
         log_every_n_steps=1,
     )
+    if trainer_config.compile:
+        for layer in task.model.layers:
+            layer.compile()
     stream = SegmentStream(
         corpus.splits["train"].ids,
         schedule.batch_size,
@@ -105,7 +98,17 @@ def fit(
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_BESIDE_THE_POINT)
-        trainer.fit(task, stream, ckpt_path=folder.last if start else None, weights_only=True)
+        try:
+            trainer.fit(task, stream, ckpt_path=folder.last if start else None, weights_only=True)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise InputError(
+                f"out of memory at step {trainer.global_step}: raise trainer.accumulation="
+                f"{trainer_config.accumulation} (the same update in smaller groups), or lower "
+                f"schedule.batch_size={schedule.batch_size} or schedule.segment_length="
+                f"{schedule.segment_length}; {folder.last} holds the last checkpoint"
+            ) from error
     if between.stop_signal is not None:
         raise Interrupted(
             between.stop_signal,

@@ -8,8 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from allattn.data.segments import Segment
+from allattn.data.corpus import Corpus
+from allattn.data.segments import EvaluationStream, Segment, WindowStream
+from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM
+from allattn.training.config import EvaluationConfig, EvaluationMode
 
 
 @dataclass(frozen=True)
@@ -18,11 +21,23 @@ class Score:
 
     nats: float
     tokens: int
+    words: int | None = None  # words that the scored tokens spell, where a token is not a word
 
     @property
     def loss(self) -> float:
         """Nats per token."""
         return self.nats / self.tokens
+
+    @property
+    def bits(self) -> float:
+        """Bits per token."""
+        return self.loss / math.log(2)
+
+    @property
+    def word_perplexity(self) -> float:
+        """exp(total nats / words), which compares with word-level numbers; word level: the perplexity."""
+        loss = self.nats / (self.tokens if self.words is None else self.words)
+        return math.exp(loss) if loss < 700 else math.inf
 
     @property
     def perplexity(self) -> float:
@@ -35,6 +50,7 @@ def score(
     segments: Iterable[Segment],
     multipliers: list[Tensor] | None = None,
     memory_length: int | None = None,
+    words: int | None = None,
 ) -> Score:
     """Score the segments in order with memory, in evaluation mode, summed over all processes.
 
@@ -43,6 +59,7 @@ def score(
         segments: evaluation rows; a negative target is not scored.
         multipliers: per layer (h,), the deterministic gates' s_g * g_i; None = no gates.
         memory_length: M in evaluation; None = the model's.
+        words: words after the text's first, where tokens are not words.
     """
     device = model.positions.table.device
     training = model.training
@@ -62,4 +79,36 @@ def score(
         totals = torch.tensor([nats, tokens], dtype=torch.float64, device=device)
         dist.all_reduce(totals)
         nats, tokens = float(totals[0]), int(totals[1])
-    return Score(nats, tokens)
+    return Score(nats, tokens, words)
+
+
+def score_split(
+    model: AllAttentionLM,
+    corpus: Corpus,
+    split: str,
+    settings: EvaluationConfig,
+    multipliers: list[Tensor] | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Score:
+    """Score one split of a corpus as the settings say; with several processes each scores its share."""
+    stream = evaluation_stream(model.config, corpus, split, settings, rank, world_size)
+    words = corpus.splits[split].words - 1  # the text's first word is not scored
+    return score(model, stream, multipliers, settings.memory_length, words)
+
+
+def evaluation_stream(
+    config: ModelConfig,
+    corpus: Corpus,
+    split: str,
+    settings: EvaluationConfig,
+    rank: int = 0,
+    world_size: int = 1,
+) -> EvaluationStream | WindowStream:
+    """What scores `split` exactly: rows with memory, or windows."""
+    ids = corpus.splits[split].ids
+    if settings.mode is EvaluationMode.window:
+        return WindowStream(ids, settings.rows, settings.context, settings.stride, rank, world_size)
+    memory_length = settings.memory_length or config.memory_length
+    warm_up = config.layers * memory_length
+    return EvaluationStream(ids, settings.rows, settings.segment_length, warm_up, rank, world_size)
