@@ -52,9 +52,9 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     result = score_split(model, corpus, settings.split.value, settings.eval)
     kept = [len(model.config.kept(layer)) for layer in range(model.config.layers)]
     print(
-        f"{settings.split.value}: perplexity per word {result.word_perplexity:.4f}, per token "
-        f"{result.perplexity:.4f} ({result.loss:.6f} nats, {result.bits:.6f} bits); {result.tokens:,} tokens, "
-        f"{result.words:,} words scored; heads per layer {kept}"
+        f"{settings.split.value}: perplexity per word {result.word_perplexity:.4f}, "
+        f"per token {result.perplexity:.4f} ({result.loss:.6f} nats, {result.bits:.6f} bits); "
+        f"{result.tokens:,} tokens, {result.words:,} words scored; heads per layer {kept}"
     )
     return score_record(result)
 

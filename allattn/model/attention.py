@@ -53,7 +53,9 @@ class AllAttention(nn.Module):
         self.persistent_keys = nn.Parameter(torch.empty(config.persistent_vectors, present))
         self.persistent_values = nn.Parameter(torch.empty(config.persistent_vectors, present))
         self.dropout = nn.Dropout(config.projection_dropout)
-        self.norm.requires_grad_(bool(self.heads_kept))  # without heads it has no effect
+        if not self.heads_kept:  # nothing but the bias has an effect
+            self.requires_grad_(False)
+            self.bias.requires_grad_(True)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -5,6 +5,7 @@ Notation used in every model file:
     d width, H heads, c = d / H head width, S = (memory present) + T keys in the sequence.
 """
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -83,6 +84,8 @@ def check_model(config: ModelConfig) -> None:
     for name in at_least_one:
         if getattr(config, name) < 1:
             raise InputError(f"model.{name}={getattr(config, name)}: must be at least 1")
+    if config.vocabulary_size is not None and config.vocabulary_size < 1:
+        raise InputError(f"model.vocabulary_size={config.vocabulary_size}: must be at least 1")
     if config.persistent_vectors < 0:
         raise InputError(f"model.persistent_vectors={config.persistent_vectors}: must not be negative")
     if config.width % config.heads:
@@ -128,6 +131,11 @@ def _check_heads(config: ModelConfig) -> None:
             raise InputError(
                 f"model.{name} has {len(entries)} entries but model.layers={config.layers}: one per layer"
             )
+    if config.scale_absorbed and config.output_scale is not None:
+        raise InputError("model.output_scale is set although model.scale_absorbed says it is inside WO already")
+    for layer, scale in enumerate(config.output_scale or []):
+        if not 0 < scale < math.inf:
+            raise InputError(f"model.output_scale of layer {layer} is {scale}: must be positive and finite")
     for layer, kept in enumerate(config.heads_kept or []):
         if list(kept) != sorted(set(kept)) or any(not 0 <= head < config.heads for head in kept):
             raise InputError(

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from allattn.errors import InputError
 from allattn.model.attention import AllAttention
 from allattn.model.config import ModelConfig, check_model
 from allattn.model.embedding import AdaptiveEmbedding
@@ -21,6 +22,8 @@ class AllAttentionLM(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        if config.vocabulary_size is None:
+            raise InputError("model.vocabulary_size is not set: it is the tokenizer's size")
         check_model(config)
         self.config = config
         self.embedding = AdaptiveEmbedding(config)

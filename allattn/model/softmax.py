@@ -59,8 +59,9 @@ class TiedAdaptiveSoftmax(nn.Module):
                 column = torch.where(words >= self.ends[tail], first + tail, column)
             nats = -head.gather(1, column.unsqueeze(1)).squeeze(1)
             for tail in range(self.tails):
-                low, high = self.ends[tail], self.ends[tail + 1]
-                place = ((words >= low) & (words < high)).nonzero().squeeze(1)
+                low, last = self.ends[tail], tail == self.tails - 1
+                inside = (words >= low) & (last | (words < self.ends[tail + 1]))
+                place = inside.nonzero().squeeze(1)  # beyond the vocabulary: the last band raises
                 logits = self._tail_logits(flat[place], tail, embedding)  # no rows: a gradient of zeros
                 within = F.cross_entropy(logits, words[place] - low, reduction="none")
                 nats = nats.index_add(0, place, within)

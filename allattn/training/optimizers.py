@@ -32,9 +32,9 @@ def parameter_groups(
     """Named groups: decayed matrices (of the layers and others), undecayed vectors, gates.
 
     Each group holds `name`, `params` (name and parameter), `weight_decay` and `learning_rate_ratio`.
-    Parameters without elements or effect (of a layer with no heads) are left out.
+    Parameters without effect (of a layer with no heads) are left out.
     """
-    named = [(name, p) for name, p in model.named_parameters() if p.numel() and p.requires_grad]
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
         {
             "name": "layer_matrices",

@@ -52,7 +52,7 @@ def score(
     memory_length: int | None = None,
     words: int | None = None,
 ) -> Score:
-    """Score the segments in order with memory, in evaluation mode, summed over all processes.
+    """Score the segments in order with memory, in evaluation mode.
 
     Args:
         model: left in the mode it was in.
@@ -75,10 +75,6 @@ def score(
             nats += float(losses.double().sum())
             tokens += int((targets >= 0).sum())
     model.train(training)
-    if dist.is_available() and dist.is_initialized():
-        totals = torch.tensor([nats, tokens], dtype=torch.float64, device=device)
-        dist.all_reduce(totals)
-        nats, tokens = float(totals[0]), int(totals[1])
     return Score(nats, tokens, words)
 
 
@@ -94,7 +90,15 @@ def score_split(
     """Score one split of a corpus as the settings say; with several processes each scores its share."""
     stream = evaluation_stream(model.config, corpus, split, settings, rank, world_size)
     words = corpus.splits[split].words - 1  # the text's first word is not scored
-    return score(model, stream, multipliers, settings.memory_length, words)
+    own = score(model, stream, multipliers, settings.memory_length, words)
+    if world_size == 1:
+        return own
+    device = model.positions.table.device
+    nats = torch.tensor(own.nats, dtype=torch.float64, device=device)
+    tokens = torch.tensor(own.tokens, dtype=torch.int64, device=device)
+    for total in (nats, tokens):
+        dist.all_reduce(total)
+    return Score(float(nats), int(tokens), words)
 
 
 def evaluation_stream(

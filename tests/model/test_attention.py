@@ -64,7 +64,7 @@ def leaf(*shape: int) -> Tensor:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_layer_equals_loop_reference(case: Case) -> None:
     """Output and the gradient of every parameter, of x, the memory, the positions and the multipliers."""
-    layer = build_layer(case)
+    layer = build_layer(case).requires_grad_()  # also what a layer without heads keeps from training
     keys = case.memory + case.queries
     inputs = {
         "x": leaf(case.batch, case.queries, 12),
@@ -111,6 +111,13 @@ def test_closed_heads_get_no_gradient() -> None:
     layer(leaf(2, 5, 12), leaf(2, 4, 12), leaf(9, 12), 4, torch.tensor([2.0, 0.0, 0.0, 2.0])).sum().backward()
     by_head = layer.query.weight.grad.view(4, -1).abs().sum(1) > 0
     assert by_head.tolist() == [True, False, False, True]
+
+
+def test_without_heads_only_the_bias_trains() -> None:
+    """The one parameter with an effect (the comparison above: all other gradients are zero)."""
+    layer = AllAttention(small_config(heads_kept=[[], [0]]), 0)
+    assert [name for name, p in layer.named_parameters() if p.requires_grad] == ["bias"]
+    assert all(p.requires_grad for p in AllAttention(small_config(heads_kept=[[], [0]]), 1).parameters())
 
 
 HAND_X = [[1.0, -1, 1, -1], [1, -1, -1, 1]]

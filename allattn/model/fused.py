@@ -1,0 +1,213 @@
+"""The attention core for CPUs: one autograd function, head by head, over one score buffer.
+
+The arithmetic is that of the plain core; what differs is what is kept and moved.
+
+- One buffer of (B * T, W + T + N) scores serves all heads; softmax, dropout and both groups of keys share it.
+- Column e of the sequence part is position M' - W + e, so query i sees columns i..i+W and no others. That
+  band is a strided view (row stride + 1): the position products, for W + 1 distances only, are copied into
+  place without a shift or a mask; the rest of the sequence part is -inf before it is copied.
+- Nothing of size T * S is kept for the backward pass: scores and probabilities are computed again.
+- The dropout mask is drawn from bytes of a generator seeded once a call from torch's default generator.
+
+    B rows, T queries, S keys in the sequence (memory first, M' = S - T), h heads present, c head width,
+    N persistent vectors, W = min(window, S - 1)
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """(..., h, c) -> (h, ..., c), contiguous."""
+    return x.movedim(-2, 0).contiguous()
+
+
+class _Heads:
+    """The inputs of one call by head, and the buffers that all heads share."""
+
+    def __init__(self, inputs: tuple[Tensor, ...], window: int, dropped: int, seed: int) -> None:
+        """`inputs` as `attend` takes them; a probability is dropped for `dropped` of 256 values of a byte."""
+        q, k, v, r, u, w, pk, pv = inputs
+        batch, queries, self.count, width = q.shape
+        keys = k.shape[1]
+        window = min(window, keys - 1)
+        self.scale = 1 / math.sqrt(width)
+        self.memory = keys - queries
+        self.first = max(self.memory - window, 0)  # keys before this one are seen by no query
+        self.pad = max(window - self.memory, 0)  # columns before the first key
+        self.span = window + queries  # columns of the sequence part
+
+        self.q = _by_head(q).flatten(1, 2) * self.scale  # (h, B*T, c), as all queries here
+        self.qu = self.q + u.unsqueeze(1) * self.scale
+        self.qw = self.q + w.unsqueeze(1) * self.scale
+        self.k, self.v = _by_head(k[:, self.first :]), _by_head(v[:, self.first :])  # (h, B, S - first, c)
+        self.r = _by_head(r[: window + 1].flip(0))  # (h, W+1, c), distance W first
+        self.pk, self.pv = _by_head(pk), _by_head(pv)  # (h, N, c)
+
+        self.shape = (batch, queries, self.span + pk.shape[0])
+        self.scores = q.new_empty(self.shape)
+        self.keep = 1 - dropped / 256
+        self.least = dropped - 128  # a signed byte below this drops its probability
+        if dropped:
+            self.mask = q.new_empty(self.shape)
+            self.noise = torch.empty((self.scores.numel() + 7) // 8, dtype=torch.int64)
+            self.generator = torch.Generator().manual_seed(seed)
+
+    def band(self, scores: Tensor) -> Tensor:
+        """(B, T, W+1) view of the visible columns of a score buffer, distance W first."""
+        batch, queries, columns = self.shape
+        size = (batch, queries, self.span - queries + 1)
+        return scores.as_strided(size, (queries * columns, columns + 1, 1))
+
+    def sequence(self, scores: Tensor) -> Tensor:
+        """(B, T, S - first) view of the columns of the keys `self.k`."""
+        return scores[..., self.pad : self.span]
+
+    def persistent(self, scores: Tensor) -> Tensor:
+        """(B*T, N) view of the columns of the persistent keys."""
+        return scores.flatten(0, 1)[:, self.span :]
+
+    def rows(self, x: Tensor) -> Tensor:
+        """(B*T, c) -> (B, T, c)."""
+        return x.view(*self.shape[:2], -1)
+
+    def probabilities(self, head: int) -> Tensor:
+        """(B, T, W+T+N) softmax of one head's scores, before dropout, in the shared buffer."""
+        scores = self.scores
+        scores[..., : self.span].fill_(-math.inf)
+        band = self.band(scores)
+        band.copy_(self.rows(self.qw[head] @ self.r[head].T))
+        scores[..., : self.pad].fill_(-math.inf)
+        self.sequence(scores).baddbmm_(self.rows(self.qu[head]), self.k[head].mT)
+        torch.mm(self.q[head], self.pk[head].T, out=self.persistent(scores))
+        return torch.softmax(scores, -1, out=scores)
+
+    def draw(self) -> Tensor:
+        """(B, T, W+T+N) the next head's mask, 1 where a probability is kept, else 0, in the shared buffer."""
+        self.noise.random_(-(2**63), None, generator=self.generator)
+        values = self.noise.view(torch.int8)[: self.mask.numel()].view(self.shape)
+        return self.mask.copy_(values).ge_(self.least)
+
+    def forward(self) -> Tensor:
+        """z (B, T, h, c)."""
+        batch, queries, _ = self.shape
+        z = self.q.new_empty(batch, queries, self.count, self.q.shape[-1])
+        for head in range(self.count):
+            scores = self.probabilities(head)
+            if self.keep < 1:
+                scores.mul_(self.draw())
+            out = torch.bmm(self.sequence(scores), self.v[head])
+            out.flatten(0, 1).addmm_(self.persistent(scores), self.pv[head])
+            z[:, :, head] = out / self.keep
+        return z
+
+    def backward(self, grad: Tensor, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+        """The gradients of the inputs from that of z, None where not `needed`."""
+        batch, queries, _ = self.shape
+        width, seen = self.q.shape[-1], self.r.shape[1]
+        dz_heads = _by_head(grad).flatten(1, 2) / self.keep  # (h, B*T, c)
+        like = self.q.new_zeros
+        dq = like(batch, queries, self.count, width)
+        dk, dv = (like(batch, self.memory + queries, self.count, width) for _ in range(2))
+        dr = like(self.memory + queries, self.count, width)
+        du, dw = (like(self.count, width) for _ in range(2))
+        dpk, dpv = (like(self.pk.shape[1], self.count, width) for _ in range(2))
+        work = torch.zeros_like(self.scores)
+
+        for head in range(self.count):
+            scores, dz = self.probabilities(head), dz_heads[head]
+            dropped = scores
+            if self.keep < 1:
+                mask = self.draw()
+                dropped = torch.mul(scores, mask, out=work)
+            if needed[2]:
+                dv[:, self.first :, head] = torch.bmm(self.sequence(dropped).mT, self.rows(dz))
+            if needed[7]:
+                dpv[:, head] = self.persistent(dropped).T @ dz
+            if not (any(needed[:2]) or any(needed[3:7])):
+                continue
+            # gradient of the probabilities, then of the scores, in `work`; columns without a key stay 0
+            torch.bmm(self.rows(dz), self.v[head].mT, out=self.sequence(work))
+            torch.mm(dz, self.pv[head].T, out=self.persistent(work))
+            if self.keep < 1:
+                work.mul_(mask)
+            torch.ops.aten._softmax_backward_data.out(work, scores, -1, work.dtype, grad_input=work)
+            sequence, persistent = self.sequence(work), self.persistent(work)
+            band = self.band(work).flatten(0, 1)  # (B*T, W+1), a copy
+            if needed[0] or needed[4] or needed[5]:
+                content = torch.bmm(sequence, self.k[head]).flatten(0, 1)
+                position = band @ self.r[head]
+                du[head], dw[head] = content.sum(0), position.sum(0)
+                total = content.add_(position).addmm_(persistent, self.pk[head])
+                dq[:, :, head] = self.rows(total)
+            if needed[1]:
+                dk[:, self.first :, head] = torch.bmm(sequence.mT, self.rows(self.qu[head]))
+            if needed[3]:
+                dr[:seen, head] = (band.T @ self.qw[head]).flip(0)
+            if needed[6]:
+                dpk[:, head] = persistent.T @ self.q[head]
+        for x in (dq, du, dw):
+            x.mul_(self.scale)
+        grads = (dq, dk, dv, dr, du, dw, dpk, dpv)
+        return tuple(x if need else None for x, need in zip(grads, needed, strict=True))
+
+
+class _Attend(torch.autograd.Function):
+    """`attend` with a backward pass; keeps the inputs and the seed of the dropout mask."""
+
+    @staticmethod
+    def forward(ctx: Any, window: int, dropped: int, seed: int, *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*inputs)
+        ctx.settings = window, dropped, seed
+        return _Heads(inputs, window, dropped, seed).forward()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(grad.device.type, enabled=False):
+            heads = _Heads(ctx.saved_tensors, *ctx.settings)
+            return None, None, None, *heads.backward(grad, ctx.needs_input_grad[3:])
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    u: Tensor,
+    w: Tensor,
+    pk: Tensor,
+    pv: Tensor,
+    window: int,
+    dropout: float,
+) -> Tensor:
+    """Every head's output h_i = Softmax(scores) [V_i, PV_i] before the output projection.
+
+    Args:
+        q: (B, T, h, c) queries, float32, float64 or bfloat16; the other tensors are cast to that dtype.
+        k: (B, S, h, c) keys, memory first.
+        v: (B, S, h, c) values.
+        r: (S, h, c) projected position keys, row i for distance i.
+        u: (h, c) content bias of the query.
+        w: (h, c) position bias of the query (the paper's v).
+        pk: (N, h, c) persistent keys, already scaled.
+        pv: (N, h, c) persistent values, already scaled.
+        window: how many positions before itself a query sees.
+        dropout: probability of dropping an attention probability, rounded to a multiple of 1/256 below 1;
+            0 turns it off. Kept ones are divided by the exact probability of keeping them.
+
+    Returns:
+        (B, T, h, c) in the dtype of `q`.
+    """
+    with torch.autocast(q.device.type, enabled=False):
+        inputs = tuple(x.to(q.dtype) for x in (q, k, v, r, u, w, pk, pv))
+        dropped = min(round(256 * dropout), 255)
+        seed = int(torch.randint(2**63 - 1, ())) if dropped else 0
+        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+            result: Tensor = _Attend.apply(window, dropped, seed, *inputs)
+            return result
+        return _Heads(inputs, window, dropped, seed).forward()

@@ -1,0 +1,195 @@
+"""An interrupted run that goes on is bit for bit the uninterrupted one, dropout and gate noise included."""
+
+import itertools
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from allattn.errors import InputError
+from allattn.model.language_model import AllAttentionLM
+from allattn.training import progress, runner
+from allattn.training.checkpoints import read_checkpoint
+from allattn.training.run_folder import RunFolder
+from allattn.training.scoring import Score
+
+Rows = Callable[[RunFolder], list[dict[str, str]]]
+# Lightning's own bookkeeping of batches; an uninterrupted run counts it otherwise than a resumed one.
+COMPARED = ("state_dict", "optimizer_states", "global_step", "allattn")
+
+
+def assert_same(left: Any, right: Any, at: str = "") -> None:
+    """Bitwise equality of nested plain values and tensors."""
+    assert type(left) is type(right), at
+    if isinstance(left, dict):
+        assert left.keys() == right.keys(), at
+        for key in left:
+            assert_same(left[key], right[key], f"{at}.{key}")
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right), at
+        for index, pair in enumerate(zip(left, right, strict=True)):
+            assert_same(*pair, f"{at}.{index}")
+    elif isinstance(left, torch.Tensor):
+        assert torch.equal(left, right), at
+    else:
+        assert left == right, at
+
+
+def assert_same_checkpoints(left: Path, right: Path) -> None:
+    first, second = read_checkpoint(left), read_checkpoint(right)
+    for entry in COMPARED:
+        assert_same(first[entry], second[entry], entry)
+
+
+def assert_same_runs(left: RunFolder, right: RunFolder, rows: Rows, checkpoints: tuple[str, ...]) -> None:
+    assert rows(left) == rows(right)
+    for name in checkpoints:
+        assert_same_checkpoints(left.checkpoints / name, right.checkpoints / name)
+
+
+@pytest.fixture
+def whole(runs: Any) -> RunFolder:
+    """The uninterrupted dense run with two accumulation groups."""
+    return runs.run(runs.pretraining("whole", trainer__accumulation=2))
+
+
+def test_runs_depend_on_dropout_and_seed(runs: Any, rows: Rows) -> None:
+    """Otherwise the tests below would compare less than they claim."""
+    losses = [
+        [row["loss"] for row in rows(runs.run(runs.pretraining(name, **changes)))]
+        for name, changes in {
+            "a": {"schedule__steps": 3},
+            "b": {"schedule__steps": 3, "model__attention_dropout": 0.0},
+            "c": {"schedule__steps": 3, "seed": 2},
+        }.items()
+    ]
+    assert len({tuple(found) for found in losses}) == 3
+
+
+def test_pretraining_goes_on_after_any_stop(runs: Any, stop: Any, rows: Rows, whole: RunFolder) -> None:
+    """Stopped in the first step, in the middle (twice), in the next epoch, and in the last step."""
+    for name, steps in {"first": [1], "twice": [3, 5], "epoch": [9], "last": [10]}.items():
+        settings = runs.pretraining(name, trainer__accumulation=2)
+        for step in steps:
+            stop.by_signal(lambda: runs.run(settings), step)  # noqa: B023
+        assert_same_runs(whole, runs.run(settings), rows, ("last.ckpt", "best.ckpt"))
+
+
+def test_pretraining_goes_on_from_the_last_checkpoint_after_a_crash(
+    runs: Any, stop: Any, rows: Rows, whole: RunFolder
+) -> None:
+    settings = runs.pretraining("crash", trainer__accumulation=2)
+    stop.by_crash(lambda: runs.run(settings), 8)
+    saved = read_checkpoint(runs.at(settings).last)["allattn"]["step"]
+    assert saved == 6
+    assert rows(runs.at(settings))[-1]["step"] == "7", "the row of step 7 is there and must be replaced"
+    assert_same_runs(whole, runs.run(settings), rows, ("last.ckpt", "best.ckpt"))
+
+
+@pytest.mark.usefixtures("uneven_gates")
+def test_pruning_goes_on_after_any_stop(runs: Any, stop: Any, rows: Rows, dense_run: RunFolder) -> None:
+    """In the gate phase, exactly at the freeze (step 5), and after it."""
+    files = ("gates.ckpt", "last.ckpt", "best.ckpt")
+    whole = runs.run(runs.pruning("whole", dense_run.last))
+    for name, steps in {"gates": [3], "freeze": [5], "after": [6], "all": [2, 5, 8]}.items():
+        settings = runs.pruning(name, dense_run.last)
+        for step in steps:
+            stop.by_signal(lambda: runs.run(settings), step)  # noqa: B023
+        assert_same_runs(whole, runs.run(settings), rows, files)
+    settings = runs.pruning("crash", dense_run.last)
+    stop.by_crash(lambda: runs.run(settings), 5)
+    stop.by_crash(lambda: runs.run(settings), 7)
+    assert_same_runs(whole, runs.run(settings), rows, files)
+
+
+def count_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the n-th validation loss be n: the first stays the best."""
+    scores = itertools.count(1)
+    monkeypatch.setattr(runner, "score_split", lambda *args: Score(float(next(scores)), 1))
+
+
+def test_best_validation_loss_is_remembered_in_pretraining(
+    runs: Any, stop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_up(monkeypatch)
+    settings = runs.pretraining("best")
+    stop.by_signal(lambda: runs.run(settings), 6)
+    folder = runs.run(settings)
+    assert read_checkpoint(folder.last)["allattn"]["best"] == 1
+    assert read_checkpoint(folder.best)["allattn"]["step"] == 4
+
+
+@pytest.mark.xfail(strict=True, reason="stages.prune passes best=inf when the gate phase goes on")
+def test_best_validation_loss_is_remembered_in_the_gate_phase(
+    runs: Any, stop: Any, dense_run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_up(monkeypatch)
+    settings = runs.pruning("best", dense_run.last, eval__interval=2)
+    stop.by_signal(lambda: runs.run(settings), 3)
+    assert read_checkpoint(runs.run(settings).gates)["allattn"]["best"] == 1
+
+
+@pytest.mark.usefixtures("uneven_gates")
+def test_scores_of_the_uncut_model_do_not_count_after_the_freeze(
+    runs: Any, dense_run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_up(monkeypatch)
+    folder = runs.run(runs.pruning("best", dense_run.last, eval__interval=2))
+    best = read_checkpoint(folder.best)["allattn"]
+    assert best["phase"] == "fine_tune"
+    assert best["step"] == 6, "the first scoring after the freeze at step 5"
+
+
+def test_second_signal_does_not_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    between = progress.BetweenSteps(RunFolder(tmp_path), lambda task: Score(1.0, 1), 1, 1, 1, 1, 1, 1.0)
+    between._on_signal(signal.SIGTERM, None)
+    assert between.stop_signal == signal.SIGTERM
+    with pytest.raises(KeyboardInterrupt):
+        between._on_signal(signal.SIGTERM, None)
+
+
+def test_signals_are_given_back_after_a_run(runs: Any, stop: Any) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    settings = runs.pretraining("signals", schedule__steps=3)
+    stop.by_signal(lambda: runs.run(settings), 2)
+    runs.run(settings)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def make_loss_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = AllAttentionLM.forward
+
+    def infinite(self: AllAttentionLM, *args: Any) -> Any:
+        nats, memory = forward(self, *args)
+        return nats * torch.inf, memory
+
+    monkeypatch.setattr(AllAttentionLM, "forward", infinite)
+
+
+def test_loss_that_is_not_finite_ends_the_run(
+    runs: Any, stop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = runs.pretraining("infinite")
+    stop.by_signal(lambda: runs.run(settings), 3)
+    good = read_checkpoint(runs.at(settings).last)
+    make_loss_infinite(monkeypatch)
+    with pytest.raises(InputError, match=r"the loss is not finite at step 4 \(learning rate .*last\.ckpt"):
+        runs.run(settings)
+    assert_same(read_checkpoint(runs.at(settings).last)["state_dict"], good["state_dict"])
+    assert not runs.at(settings).result.exists()
+
+
+def test_signals_are_given_back_after_a_failed_run(runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    make_loss_infinite(monkeypatch)
+    try:
+        with pytest.raises(InputError):
+            runs.run(runs.pretraining("failed"))
+        assert {number: signal.getsignal(number) for number in numbers} == before
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
