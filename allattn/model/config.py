@@ -132,7 +132,7 @@ def _check_heads(config: ModelConfig) -> None:
                 f"model.{name} has {len(entries)} entries but model.layers={config.layers}: one per layer"
             )
     if config.scale_absorbed and config.output_scale is not None:
-        raise InputError("model.output_scale is set although model.scale_absorbed says it is inside WO already")
+        raise InputError("model.output_scale is set although model.scale_absorbed says it is inside WO")
     for layer, scale in enumerate(config.output_scale or []):
         if not 0 < scale < math.inf:
             raise InputError(f"model.output_scale of layer {layer} is {scale}: must be positive and finite")

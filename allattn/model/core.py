@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from allattn.model.fused import attend_fused
+
 
 def visible(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
     """(T, S) bool: query i, at position S - T + i, sees key j iff 0 <= position - j <= window."""
@@ -56,11 +58,30 @@ def attend(
         pk: (N, h, c) persistent keys, already scaled.
         pv: (N, h, c) persistent values, already scaled.
         window: how many positions before itself a query sees.
-        dropout: probability of dropping an attention probability; 0 turns it off.
+        dropout: probability of dropping an attention probability, on a CPU rounded to a multiple of 1/256
+            below 1; 0 turns it off.
 
     Returns:
         (B, T, h, c) in the dtype of `q`.
     """
+    fused = q.device.type == "cpu" and not torch.compiler.is_compiling()
+    core = attend_fused if fused else attend_plain
+    return core(q, k, v, r, u, w, pk, pv, window, dropout)
+
+
+def attend_plain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    u: Tensor,
+    w: Tensor,
+    pk: Tensor,
+    pv: Tensor,
+    window: int,
+    dropout: float,
+) -> Tensor:
+    """`attend` in plain operations: any device, autograd, torch.compile."""
     batch, queries, heads, width = q.shape
     keys = k.shape[1]
     content = torch.einsum("bthc,bshc->hbts", q + u, k)

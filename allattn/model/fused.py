@@ -173,7 +173,7 @@ class _Attend(torch.autograd.Function):
             return None, None, None, *heads.backward(grad, ctx.needs_input_grad[3:])
 
 
-def attend(
+def attend_fused(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -185,23 +185,10 @@ def attend(
     window: int,
     dropout: float,
 ) -> Tensor:
-    """Every head's output h_i = Softmax(scores) [V_i, PV_i] before the output projection.
+    """`allattn.model.core.attend` on a CPU, in the dtype of `q` (float32, float64 or bfloat16).
 
-    Args:
-        q: (B, T, h, c) queries, float32, float64 or bfloat16; the other tensors are cast to that dtype.
-        k: (B, S, h, c) keys, memory first.
-        v: (B, S, h, c) values.
-        r: (S, h, c) projected position keys, row i for distance i.
-        u: (h, c) content bias of the query.
-        w: (h, c) position bias of the query (the paper's v).
-        pk: (N, h, c) persistent keys, already scaled.
-        pv: (N, h, c) persistent values, already scaled.
-        window: how many positions before itself a query sees.
-        dropout: probability of dropping an attention probability, rounded to a multiple of 1/256 below 1;
-            0 turns it off. Kept ones are divided by the exact probability of keeping them.
-
-    Returns:
-        (B, T, h, c) in the dtype of `q`.
+    The dropout probability is rounded to a multiple of 1/256 below 1, and what is kept is divided by the
+    exact probability of keeping it.
     """
     with torch.autocast(q.device.type, enabled=False):
         inputs = tuple(x.to(q.dtype) for x in (q, k, v, r, u, w, pk, pv))

@@ -84,10 +84,12 @@ def reference_attend(
     pk: Tensor,
     pv: Tensor,
     window: int | None,
+    keep: Tensor | None = None,
 ) -> Tensor:
     """What `allattn.model.core.attend` promises, one (row, head, query, key) at a time.
 
-    `window` None is the growing mask: all keys up to the query's own.
+    `window` None is the growing mask: all keys up to the query's own. `keep` (B, h, T, S + N) multiplies the
+    probabilities: what dropout does.
     """
     batch, queries, heads, width = q.shape
     keys = k.shape[1]
@@ -104,10 +106,10 @@ def reference_attend(
                     content = torch.dot(q[b, i, h] + u[h], k[b, j, h])
                     position = torch.dot(q[b, i, h] + w[h], r[distance, h])
                     scores.append((content + position) / math.sqrt(width))
-                    values.append(v[b, j, h])
+                    values.append(v[b, j, h] * (1 if keep is None else keep[b, h, i, j]))
                 for n in range(pk.shape[0]):
                     scores.append(torch.dot(q[b, i, h], pk[n, h]) / math.sqrt(width))
-                    values.append(pv[n, h])
+                    values.append(pv[n, h] * (1 if keep is None else keep[b, h, i, keys + n]))
                 rows.append(_weighted_mean(scores, values))
     return torch.stack(rows).view(batch, queries, heads, width) if rows else q.new_zeros(q.shape)
 

@@ -60,7 +60,9 @@ def test_share_of_stretched_samples_above_zero() -> None:
     assert float(soft.max()) == 1, "with zeta above 1 a gate can be fully open"
 
 
-@pytest.mark.xfail(strict=True, reason="hard + soft - soft.detach() rounds: write hard + (soft - soft.detach())")
+@pytest.mark.xfail(
+    strict=True, reason="hard + soft - soft.detach() rounds: write hard + (soft - soft.detach())"
+)
 def test_sampled_gates_are_exactly_zero_or_one() -> None:
     pi = torch.full((SAMPLES,), 0.3)
     gates = sample_gates(pi, uniform(SAMPLES).float(), CONFIG)

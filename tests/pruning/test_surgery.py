@@ -22,7 +22,14 @@ SIX_OF_EIGHT = [1, 0, 1, 1, 0, 1, 1, 1]
 OPEN = [1] * 8
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 # Where the heads' blocks lie, stated independently of allattn.model.attention.HEAD_AXIS.
-FIRST_AXIS = ("query.weight", "key.weight", "value.weight", "position.weight", "content_bias", "position_bias")
+FIRST_AXIS = (
+    "query.weight",
+    "key.weight",
+    "value.weight",
+    "position.weight",
+    "content_bias",
+    "position_bias",
+)
 SECOND_AXIS = ("output.weight", "persistent_keys", "persistent_values")
 
 Models = Callable[..., AllAttentionLM]
@@ -66,7 +73,8 @@ CASES = {
 
 
 _EMPTY_GROUP = pytest.mark.xfail(
-    strict=True, reason="cut_optimizer_state keeps the empty group layer_matrices, which no optimizer then has"
+    strict=True,
+    reason="cut_optimizer_state keeps the empty group layer_matrices, which no optimizer then has",
 )
 WITH_NO_HEADS_BUG = [
     pytest.param(gates, marks=_EMPTY_GROUP if name == "no heads at all" else ())

@@ -114,7 +114,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     folder = tmp_path_factory.mktemp("text")
     rng = random.Random(0)
     for split, lines in (("train", 20), ("valid", 6), ("test", 5)):
-        text = [" ".join(f"w{min(rng.randrange(30), rng.randrange(30))}" for _ in range(10)) for _ in range(lines)]
+        text = [
+            " ".join(f"w{min(rng.randrange(30), rng.randrange(30))}" for _ in range(10)) for _ in range(lines)
+        ]
         (folder / f"wiki.{split}.tokens").write_text("\n".join(text) + "\n")
     return DataConfig(source=Source.files, folder=str(folder), cache_folder=str(folder / "cache"))
 

@@ -169,9 +169,7 @@ def make_loss_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AllAttentionLM, "forward", infinite)
 
 
-def test_loss_that_is_not_finite_ends_the_run(
-    runs: Any, stop: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_that_is_not_finite_ends_the_run(runs: Any, stop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = runs.pretraining("infinite")
     stop.by_signal(lambda: runs.run(settings), 3)
     good = read_checkpoint(runs.at(settings).last)

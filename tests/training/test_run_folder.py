@@ -30,8 +30,12 @@ with open_run_folder(Path(sys.argv[1]), {}, False):
 
 
 def changed(**values: Any) -> dict[str, Any]:
-    return {name: {**CONFIG[name], **value} if isinstance(value, dict) else value for name, value in
-            {**CONFIG, **values}.items()}
+    """CONFIG with some values changed; groups are merged."""
+    merged = {
+        name: {**CONFIG.get(name, {}), **value} if isinstance(value, dict) else value
+        for name, value in values.items()
+    }
+    return {**CONFIG, **merged}
 
 
 @pytest.fixture
@@ -77,8 +81,9 @@ def test_settings_without_effect_may_differ(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [{"trainer": {"precision": "bf16-mixed"}}, {"data": {"source": "files"}}])
 def test_settings_beside_them_may_not(path: Path, change: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="holds a run with other settings"), open_run_folder(
-        path, changed(**change), False
+    with (
+        pytest.raises(InputError, match="holds a run with other settings"),
+        open_run_folder(path, changed(**change), False),
     ):
         pass
 
@@ -113,8 +118,9 @@ def test_results_without_settings_are_refused(tmp_path: Path) -> None:
 
 def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"), open_run_folder(
-        tmp_path / "file" / "run", CONFIG, False
+    with (
+        pytest.raises(InputError, match="cannot be written"),
+        open_run_folder(tmp_path / "file" / "run", CONFIG, False),
     ):
         pass
 
@@ -132,7 +138,9 @@ def test_finished_run_is_not_run_again(
     assert read_metrics(folder.metrics) == rows
 
 
-@pytest.mark.xfail(strict=True, reason="open_run_folder writes config.yaml before it is known that the run ended")
+@pytest.mark.xfail(
+    strict=True, reason="open_run_folder writes config.yaml before it is known that the run ended"
+)
 def test_settings_of_a_finished_run_stay(runs: Any) -> None:
     from allattn.settings import Resume
 
@@ -143,7 +151,9 @@ def test_settings_of_a_finished_run_stay(runs: Any) -> None:
     assert folder.config.read_text() == before, "result.json belongs to the settings it was made with"
 
 
-@pytest.mark.xfail(strict=True, reason="config.yaml is not written atomically, and an empty one is not refused")
+@pytest.mark.xfail(
+    strict=True, reason="config.yaml is not written atomically, and an empty one is not refused"
+)
 @pytest.mark.parametrize("text", ["", "seed: [", "3"])
 def test_damaged_settings_are_refused(path: Path, text: str) -> None:
     (path / "config.yaml").write_text(text)
