@@ -17,17 +17,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from allattn.errors import InputError
+from allattn.errors import InputError, Interrupted
 
 BAD_INPUT = 2  # exit status
-
-
-class Interrupted(Exception):
-    """A signal stopped a run after it was saved; `number` is the signal's."""
-
-    def __init__(self, number: int, message: str) -> None:
-        super().__init__(message)
-        self.number = number
 
 
 def run_command(
@@ -48,6 +40,8 @@ def run_command(
     def guarded(config: DictConfig) -> Any:
         try:
             refuse_unknown(config, schema)
+            if "name" in config:
+                config.name = job_name(config.name)
             return job(config)
         except (InputError, Interrupted) as error:
             if HydraConfig.get().mode == RunMode.MULTIRUN and isinstance(error, InputError):

@@ -1,4 +1,4 @@
-"""The one exception for input that a person can correct."""
+"""The two ways in which a command ends early without being at fault."""
 
 
 class InputError(ValueError):
@@ -6,3 +6,11 @@ class InputError(ValueError):
 
     Commands print the message without a traceback and exit with status 2.
     """
+
+
+class Interrupted(Exception):
+    """A signal stopped a run after it was saved; `number` is the signal's."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.number = number

@@ -7,7 +7,6 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from allattn.command import job_name
 from allattn.data.config import DataConfig, Source, check_data
 from allattn.errors import InputError
 from allattn.model.config import ModelConfig, check_model
@@ -58,6 +57,7 @@ class PruneSettings(RunSettings):
     """Settings of prune.py; the model's sizes come from the checkpoint."""
 
     checkpoint: str = MISSING  # a pretrained checkpoint
+    ablation: str = "all_three"  # which of the paper's three techniques are on; the group sets them
     gates: GatesConfig = field(default_factory=GatesConfig)
 
 
@@ -76,7 +76,6 @@ def pretrain_settings(config: DictConfig) -> PretrainSettings:
     """
     settings = OmegaConf.to_object(config)
     assert isinstance(settings, PretrainSettings)
-    settings.name = job_name(settings.name)
     _check_run(settings)
     check_model(settings.model)
     if settings.data.source is Source.checkpoint:
@@ -94,7 +93,6 @@ def prune_settings(config: DictConfig) -> PruneSettings:
         raise InputError("prune.py needs checkpoint=PATH, a checkpoint that train.py wrote")
     settings = OmegaConf.to_object(config)
     assert isinstance(settings, PruneSettings)
-    settings.name = job_name(settings.name)
     _check_run(settings)
     check_gates(settings.gates, settings.schedule.steps)
     return settings

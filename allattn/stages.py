@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from allattn.data.config import FILE_SETTINGS, DataConfig, Source
 from allattn.data.corpus import Corpus, prepare
@@ -16,8 +17,11 @@ from allattn.data.vocabulary import save_tokenizer
 from allattn.errors import InputError
 from allattn.model.config import ModelConfig, check_model, model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
-from allattn.pruning.schedule import Phase
-from allattn.randomness import stream_seed
+from allattn.pruning.config import Selection
+from allattn.pruning.schedule import Phase, heads_to_keep
+from allattn.pruning.selection import gradient_scores, keep_highest, magnitude_scores, random_scores
+from allattn.pruning.surgery import cut_model, plan_removal
+from allattn.randomness import generator, stream_seed
 from allattn.report.summary import corpus_record, model_record, print_summary
 from allattn.report.timing import seconds_per_token
 from allattn.settings import PretrainSettings, PruneSettings, Resume, RunSettings, plain
@@ -106,6 +110,9 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
         record = _record(data, corpus)
         freeze, steps = settings.gates.freeze_step, settings.schedule.steps
         with finish_loggers(loggers):
+            if settings.gates.selection is not Selection.l0:
+                _fine_tune_selected(settings, state, dense, source, record, corpus, folder, loggers)
+                return _conclude_prune(settings, corpus, folder, loggers, dense, source, began)
             if state is None or has_gates(state):
                 task = _task(settings, state or dense, source, record, Phase.gates)
                 if start < freeze:
@@ -117,6 +124,49 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
                 task = _task(settings, state, folder.last, record, Phase.fine_tune)
                 _fit(settings, task, corpus, folder, loggers, start, steps, state["allattn"]["best"])
             return _conclude_prune(settings, corpus, folder, loggers, dense, source, began)
+
+
+def _fine_tune_selected(
+    settings: PruneSettings,
+    state: dict[str, Any] | None,
+    dense: dict[str, Any],
+    source: Path,
+    record: dict[str, Any],
+    corpus: Corpus,
+    folder: RunFolder,
+    loggers: list[Any],
+) -> None:
+    """Remove heads chosen without gates, then fine-tune for as many steps as follow a gate phase."""
+    steps = settings.schedule.steps - settings.gates.freeze_step
+    if state is not None:
+        task = _task(settings, state, folder.last, record, Phase.fine_tune)
+        start, best = state["allattn"]["step"], state["allattn"]["best"]
+    else:
+        task = _task(settings, dense, source, record, Phase.fine_tune)
+        gates = select_heads(task.model, corpus, settings)
+        plan = plan_removal(task.model.config, gates, settings.gates.output_scaling)
+        print(plan)
+        task.model = cut_model(task.model, plan)
+        start, best = 0, float("inf")
+    if start < steps:
+        _fit(settings, task, corpus, folder, loggers, start, steps, best)
+
+
+def select_heads(model: AllAttentionLM, corpus: Corpus, settings: PruneSettings) -> list[Tensor]:
+    """0/1 gates of the heads to keep, by the chosen selection at the target sparsity."""
+    heads = [len(model.config.kept(layer)) for layer in range(model.config.layers)]
+    gates = settings.gates
+    assert gates.target_sparsity is not None
+    keep = heads_to_keep(gates.target_sparsity, sum(heads))
+    stream = evaluation_stream(model.config, corpus, "valid", settings.eval)
+    batches = ((segment.inputs, segment.targets) for segment in stream)
+    if gates.selection is Selection.random:
+        scores = random_scores(heads, generator(settings.seed, "selection"))
+    elif gates.selection is Selection.magnitude:
+        scores = magnitude_scores(model, batches)
+    else:
+        scores = gradient_scores(model, batches)
+    return keep_highest(scores, keep, gates.scope)
 
 
 def data_of(wanted: DataConfig, checkpoint: dict[str, Any], tokenizer: Path) -> DataConfig:
@@ -272,7 +322,10 @@ def _conclude_prune(
         "name": settings.name,
         "seed": settings.seed,
         "steps": settings.schedule.steps,
+        "ablation": settings.ablation,
+        "selection": settings.gates.selection.value,
         "lambda_max": settings.gates.lambda_max,
+        "target_sparsity": settings.gates.target_sparsity,
         "checkpoint": str(folder.last),
         "corpus": corpus_record(corpus),
         **records,

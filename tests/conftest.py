@@ -10,6 +10,18 @@ from torch import Tensor
 from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="minutes long or gigabytes large; run with --slow"))
+
+
 NO_DROPOUT = {f"{name}_dropout": 0.0 for name in ("attention", "projection", "input", "output", "word")}
 
 
@@ -40,7 +52,7 @@ def _random_model(dtype: torch.dtype = torch.float32, seed: int = 0, **changes: 
 
 
 def _log_probs(model: AllAttentionLM, multipliers: list[Tensor] | None = None) -> Tensor:
-    ids = torch.randint(50, (2, 10), generator=torch.Generator().manual_seed(3))
+    ids = torch.randint(model.config.band_ends[-1], (2, 10), generator=torch.Generator().manual_seed(3))
     memory, parts = model.empty_memory(2), []
     with torch.no_grad():
         for piece in ids.split(5, dim=1):

@@ -10,7 +10,6 @@ B batch rows, T queries, S = memory + T keys, d width, h heads present (0..H), c
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allattn.model.config import ModelConfig
@@ -107,7 +106,7 @@ class AllAttention(nn.Module):
             self.attention_dropout if self.training else 0.0,
         )  # (B, T, h, c)
         z = z * (self.scale if multipliers is None else multipliers.unsqueeze(-1))
-        out = F.linear(z.reshape(batch, queries, -1), self.output.weight) + self.bias
+        out = self.output(z.reshape(batch, queries, -1)) + self.bias
         return x + self.dropout(out)
 
 

@@ -13,6 +13,22 @@ class Penalty(Enum):
     hard = "hard"  # sigmoid(pi), the open probability of the rounded gate
 
 
+class Selection(Enum):
+    """How the heads to remove are chosen; the removal and the fine-tuning behind it are the same."""
+
+    l0 = "l0"  # learned gates, the paper's
+    random = "random"
+    magnitude = "magnitude"  # norm of WO_i times the head's output norm on validation text
+    gradient = "gradient"  # expected |dL / d gate| on validation text (Michel et al. 2019)
+
+
+class Scope(Enum):
+    """Among which heads the others than l0 choose."""
+
+    all_layers = "all_layers"
+    each_layer = "each_layer"  # the same number in every layer, as nearly as it divides
+
+
 @dataclass
 class GatesConfig:
     """Learned L0 gates (Shim et al., arXiv:2110.03252)."""
@@ -29,6 +45,10 @@ class GatesConfig:
     threshold: float = 0.5  # a sampled gate is open iff its stretched sample reaches this
     penalty: Penalty = Penalty.stretched
     learning_rate_ratio: float = 10.0  # gate learning rate / weight learning rate
+    target_sparsity: float | None = None  # share of heads to remove: lambda is controlled to reach it
+    target_gain: float = 5.0  # controlled lambda per unit of missing sparsity, in multiples of lambda_max
+    selection: Selection = Selection.l0
+    scope: Scope = Scope.all_layers
 
 
 def check_gates(config: GatesConfig, steps: int) -> None:
@@ -53,6 +73,20 @@ def check_gates(config: GatesConfig, steps: int) -> None:
             f"gates.freeze_step={config.freeze_step} lies beyond schedule.steps={steps}: "
             "freeze earlier or train longer"
         )
+    target = config.target_sparsity
+    if target is not None and not 0 <= target < 1:
+        raise InputError(f"gates.target_sparsity={target}: must lie in [0, 1)")
+    if target is None and config.selection is not Selection.l0:
+        raise InputError(
+            f"gates.selection={config.selection.value} needs gates.target_sparsity, the share of heads to go"
+        )
+    if config.selection is not Selection.l0 and config.freeze_step == steps:
+        raise InputError(
+            f"gates.selection={config.selection.value} fine-tunes for schedule.steps - gates.freeze_step "
+            f"steps, but both are {steps}: train longer or freeze earlier"
+        )
+    if config.target_gain <= 0:
+        raise InputError(f"gates.target_gain={config.target_gain}: must be positive")
     if config.beta <= 0:
         raise InputError(f"gates.beta={config.beta}: must be positive")
     if config.gamma >= 0:

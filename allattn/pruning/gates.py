@@ -55,6 +55,18 @@ def penalty(pi: Tensor, config: GatesConfig) -> Tensor:
     return torch.sigmoid(pi - config.beta * math.log(-config.gamma / config.zeta)).sum()
 
 
+def settle_gates(pi: Sequence[Tensor], keep: int) -> list[Tensor]:
+    """The deterministic gates with exactly `keep` open ones over all layers: those of the largest pi.
+
+    Where 1[pi > 0] already opens `keep` gates this is 1[pi > 0]; else the gates nearest to pi = 0 change.
+    """
+    flat = torch.cat([layer.detach() for layer in pi])
+    order = torch.sort(flat, descending=True, stable=True).indices
+    gates = torch.zeros_like(flat)
+    gates[order[:keep]] = 1
+    return list(gates.split([len(layer) for layer in pi]))
+
+
 class HeadGates(nn.Module):
     """The gate parameters of a model, one vector pi per layer; float32 whatever the precision.
 
@@ -72,6 +84,8 @@ class HeadGates(nn.Module):
         self.config = config
         self.original_heads = original_heads
         self.constant_scales = list(constant_scales)
+        self.lagrange: Tensor
+        self.register_buffer("lagrange", torch.zeros(()))  # the controller's integral, in units of lambda
         self.pi = nn.ParameterList(torch.full((count,), float(config.initial_pi)) for count in heads)
 
     def sample(self, noise: torch.Generator) -> list[Tensor]:
@@ -102,6 +116,25 @@ class HeadGates(nn.Module):
     def multipliers(self, gates: Sequence[Tensor]) -> list[Tensor]:
         """What the layers are handed: s_g * g_i, one (h,) vector per layer."""
         return [s * g for s, g in zip(self.scales(gates), gates, strict=True)]
+
+    def expected_sparsity(self) -> Tensor:
+        """Expected share of closed gates, 1 - mean of sigmoid(pi), a scalar."""
+        return 1 - torch.sigmoid(torch.cat(list(self.pi)).detach()).mean()
+
+    def controlled_lambda(self, target: float) -> Tensor:
+        """lambda of this step under a target: integral plus proportional answer to the missing sparsity.
+
+        The augmented Lagrangian of the constraint "expected sparsity = target" (Wang, Wohlwend, Lei 2020):
+        its gradient with respect to pi is the penalty's times this number. Negative where too much is closed.
+        """
+        missing = target - self.expected_sparsity()
+        return self.lagrange + self.config.lambda_max * self.config.target_gain * missing
+
+    def ascend(self, target: float) -> None:
+        """One step of the multiplier: it grows while sparsity is missing and falls when there is too much."""
+        missing = target - self.expected_sparsity()
+        rate = self.config.lambda_max * 2 * self.config.target_gain / self.config.freeze_step
+        self.lagrange += rate * missing
 
     def penalty(self) -> Tensor:
         """Sum of the penalties of all gates of all layers."""

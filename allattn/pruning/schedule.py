@@ -18,6 +18,19 @@ def phase_at(config: GatesConfig, step: int) -> Phase:
     return Phase.gates if step < config.freeze_step else Phase.fine_tune
 
 
+def target_at(config: GatesConfig, step: int) -> float:
+    """The target sparsity of this step: linear from 0 over the warm-up, then constant (Wang et al. 2020)."""
+    assert config.target_sparsity is not None
+    if step >= config.lambda_warmup_steps:
+        return config.target_sparsity
+    return config.target_sparsity * step / config.lambda_warmup_steps
+
+
+def heads_to_keep(target_sparsity: float, heads: int) -> int:
+    """The number of heads that comes nearest to a target sparsity."""
+    return heads - round(target_sparsity * heads)
+
+
 def lambda_at(config: GatesConfig, step: int) -> float:
     """lambda(t): linear from 0 to lambda_max over the warm-up, then constant; 0 from the freeze on."""
     if step >= config.freeze_step:

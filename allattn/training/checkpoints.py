@@ -18,8 +18,8 @@ from allattn.data.vocabulary import load_tokenizer, tokenizer_hash
 from allattn.errors import InputError
 from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
-from allattn.pruning.gates import decide_gates
-from allattn.pruning.schedule import Phase
+from allattn.pruning.gates import decide_gates, settle_gates
+from allattn.pruning.schedule import Phase, heads_to_keep
 from allattn.pruning.surgery import RemovalPlan, cut_tensor, is_gone, plan_removal
 
 FORMAT_VERSION = 1
@@ -144,9 +144,17 @@ def has_gates(checkpoint: dict[str, Any]) -> bool:
 
 
 def decided(checkpoint: dict[str, Any]) -> list[Tensor]:
-    """The deterministic gates 1[pi > 0] of a gate-phase checkpoint, one (h,) vector per layer."""
-    state, layers = checkpoint["state_dict"], checkpoint["allattn"]["model"]["layers"]
-    return [decide_gates(state[f"{_GATES}{layer}"]) for layer in range(layers)]
+    """The gates at the freeze, one (h,) vector per layer: 1[pi > 0], settled to the target's head count."""
+    pi, target = gate_parameters(checkpoint), checkpoint["allattn"]["target_sparsity"]
+    if target is None:
+        return [decide_gates(layer) for layer in pi]
+    return settle_gates(pi, heads_to_keep(target, sum(map(len, pi))))
+
+
+def gate_parameters(checkpoint: dict[str, Any]) -> list[Tensor]:
+    """pi of a gate-phase checkpoint, one (h,) vector per layer."""
+    layers = checkpoint["allattn"]["model"]["layers"]
+    return [checkpoint["state_dict"][f"{_GATES}{layer}"] for layer in range(layers)]
 
 
 def cut_checkpoint(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], RemovalPlan]:
@@ -166,7 +174,13 @@ def cut_checkpoint(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], RemovalP
     cut = {
         **checkpoint,
         "state_dict": state,
-        "allattn": {**meta, "model": plan.after.to_dict(), "phase": Phase.fine_tune.value},
+        "allattn": {
+            **meta,
+            "model": plan.after.to_dict(),
+            "phase": Phase.fine_tune.value,
+            "pi": [layer.tolist() for layer in gate_parameters(checkpoint)],
+            "heads_before": [config.kept(layer) for layer in range(config.layers)],
+        },
     }
     if "optimizer_states" in checkpoint:
         cut["optimizer_states"] = [cut_optimizer_state(s, plan) for s in checkpoint["optimizer_states"]]

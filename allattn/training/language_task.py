@@ -14,7 +14,7 @@ from allattn.errors import InputError
 from allattn.model.language_model import AllAttentionLM, Memory
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.gates import HeadGates
-from allattn.pruning.schedule import Phase, lambda_at
+from allattn.pruning.schedule import Phase, lambda_at, target_at
 from allattn.pruning.surgery import sparsity
 from allattn.randomness import generator, stream_seed
 from allattn.training.checkpoints import FORMAT_VERSION
@@ -101,13 +101,22 @@ class LanguageTask(L.LightningModule):
             self.last = {"loss": self._loss_sum / self.accumulation}
         if self.gates is None:
             return loss
-        weight, penalty = lambda_at(self.gates.config, step), self.gates.penalty()
+        weight, penalty = self._lambda(step), self.gates.penalty()
         total = loss + weight * penalty
         if batch.group == self.accumulation - 1:
             self.last |= self._gate_metrics(sampled, weight, penalty)
+            if self.gates.config.target_sparsity is not None:
+                self.gates.ascend(target_at(self.gates.config, step))
         return total
 
-    def _gate_metrics(self, sampled: list[Tensor], weight: float, penalty: Tensor) -> dict[str, Any]:
+    def _lambda(self, step: int) -> float | Tensor:
+        """The penalty's weight: scheduled, or controlled where there is a target sparsity."""
+        assert self.gates is not None
+        if self.gates.config.target_sparsity is None:
+            return lambda_at(self.gates.config, step)
+        return self.gates.controlled_lambda(target_at(self.gates.config, step))
+
+    def _gate_metrics(self, sampled: list[Tensor], weight: float | Tensor, penalty: Tensor) -> dict[str, Any]:
         assert self.gates is not None
         present = self.model.config.layers * self.model.config.heads
         opened = torch.stack([gate.detach().sum() for gate in sampled]).sum()
@@ -152,6 +161,7 @@ class LanguageTask(L.LightningModule):
             "step": self.global_step,
             "best": self.best,
             "output_scaling": self.gates.config.output_scaling if self.gates is not None else None,
+            "target_sparsity": self.gates.config.target_sparsity if self.gates is not None else None,
             "memory": self._gathered_memory(),
         }
 

@@ -8,10 +8,9 @@ import lightning as L
 import torch
 from lightning.pytorch.loggers import Logger
 
-from allattn.command import Interrupted
 from allattn.data.corpus import Corpus
 from allattn.data.segments import SegmentStream
-from allattn.errors import InputError
+from allattn.errors import InputError, Interrupted
 from allattn.training.checkpoints import AtomicCheckpointIO
 from allattn.training.config import EvaluationConfig, ScheduleConfig, TrainerConfig
 from allattn.training.language_task import LanguageTask

@@ -63,8 +63,9 @@ class Runs:
 
     def pruning(self, name: str, checkpoint: Path, **changes: Any) -> PruneSettings:
         """Settings of a pruning run that freezes at step 5 of 10."""
-        gates = GatesConfig(lambda_max=0.05, lambda_warmup_steps=2, freeze_step=5)
+        gates = GatesConfig(lambda_max=0.05, lambda_warmup_steps=2, freeze_step=5, learning_rate_ratio=2)
         settings = PruneSettings(**self._shared(name), checkpoint=str(checkpoint), gates=gates)
+        settings.optimizer.learning_rate = 0.001
         return _changed(settings, changes)
 
     def run(self, settings: RunSettings) -> RunFolder:
@@ -121,22 +122,28 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     return DataConfig(source=Source.files, folder=str(folder), cache_folder=str(folder / "cache"))
 
 
+@pytest.fixture(scope="session")
+def runs_below(data: DataConfig) -> Callable[[Path], Runs]:
+    """Tiny runs below a given folder."""
+    return lambda folder: Runs(replace(data), folder)
+
+
 @pytest.fixture
-def runs(data: DataConfig, tmp_path: Path) -> Runs:
+def runs(runs_below: Callable[[Path], Runs], tmp_path: Path) -> Runs:
     """Tiny runs in the test's own folder."""
-    return Runs(replace(data), tmp_path / "runs")
+    return runs_below(tmp_path / "runs")
 
 
 @pytest.fixture(scope="session")
-def dense_run(data: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def dense_run(runs_below: Callable[[Path], Runs], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A finished dense run; not to be written to."""
-    own = Runs(data, tmp_path_factory.mktemp("dense"))
+    own = runs_below(tmp_path_factory.mktemp("dense"))
     return own.run(own.pretraining("dense"))
 
 
 @pytest.fixture
 def uneven_gates(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Let gates start far apart, so that the freeze closes known heads; the original heads that stay."""
+    """Let gates start far apart, so that the freeze closes known heads; the heads that stay."""
     kept = [[0, 2, 3], [1]]
     build = HeadGates.__init__
 
@@ -144,7 +151,7 @@ def uneven_gates(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         build(self, *args)
         with torch.no_grad():
             for pi, stays in zip(self.pi, kept, strict=True):
-                pi.copy_(torch.tensor([2.0 if head in stays else -2.0 for head in range(4)]))
+                pi.copy_(torch.tensor([2.0 if head in stays else -2.0 for head in range(len(pi))]))
 
     monkeypatch.setattr(HeadGates, "__init__", uneven)
     return kept

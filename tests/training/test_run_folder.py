@@ -90,13 +90,16 @@ def test_settings_beside_them_may_not(path: Path, change: dict[str, Any]) -> Non
 
 def test_second_process_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=Path(__file__).resolve().parents[2], **pipes) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == "held\n"
-        with pytest.raises(InputError, match="another run is writing to this folder"):
-            with open_run_folder(tmp_path / "run", {}, False):
-                pass
+        with (
+            pytest.raises(InputError, match="another run is writing to this folder"),
+            open_run_folder(tmp_path / "run", {}, False),
+        ):
+            pass
         process.stdin.close()
         assert process.wait(30) == 0
     with open_run_folder(tmp_path / "run", {}, False):

@@ -1,0 +1,168 @@
+"""Real runs of the commands, each in its own process that may be killed.
+
+A process is forked from a server that has imported the libraries, so a start takes one second, not six; it
+runs train.py, prune.py or a module as `python` would, from the first line on. A process may be told to end
+itself by SIGKILL inside a named function, which makes moments of microseconds reachable.
+"""
+
+import importlib
+import io
+import itertools
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from allattn.training.metrics import read_metrics
+from allattn.training.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+MEASURED = ("tokens_per_second", "peak_memory_gib")  # columns that no two runs share
+KILLED = -signal.SIGKILL
+PATIENCE = 120.0  # seconds
+
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(["allattn.stages", "allattn.settings", "allattn.evaluate", "pytorch_optimizer"])
+
+
+@dataclass(frozen=True)
+class KillIn:
+    """Where a process ends itself: in the `nth` call of `target` ("package.module:name.of.function").
+
+    `middle` is for functions that write a file: it is truncated, or half written, at that moment.
+    """
+
+    target: str
+    nth: int
+    when: Literal["before", "middle", "after"] = "before"
+
+    def __str__(self) -> str:
+        return f"{self.when}-{self.target.rsplit(':', 1)[1]}-{self.nth}"
+
+
+class Started:
+    """A process that runs one command."""
+
+    def __init__(self, process: BaseProcess, output: Path) -> None:
+        self._process = process
+        self._output = output
+
+    @property
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    @property
+    def output(self) -> str:
+        """Standard output and standard error so far."""
+        return self._output.read_text(errors="replace")
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def wait(self) -> int:
+        """Exit status; minus the signal's number where one ended the process."""
+        self._process.join(PATIENCE)
+        assert self._process.exitcode is not None, self.output
+        return self._process.exitcode
+
+    def send_when(self, number: signal.Signals, moment: Callable[[], bool]) -> None:
+        """Send a signal as soon as `moment` is true."""
+        until = time.monotonic() + PATIENCE
+        while not moment():
+            assert self.running, f"the run ended before the moment came:\n{self.output}"
+            assert time.monotonic() < until
+            time.sleep(0.0005)
+        self.send(number)
+
+
+def start(output: Path, script: str, *arguments: str, kill_in: KillIn | None = None) -> Started:
+    """Start `python script arguments`; `script` is train.py, prune.py or a module's name."""
+    process = forks.Process(target=_run, args=(output, script, arguments, kill_in))
+    process.start()
+    return Started(process, output)
+
+
+def run(output: Path, script: str, *arguments: str, kill_in: KillIn | None = None) -> Started:
+    """Start a command and wait; it must succeed, or be killed where that is wanted."""
+    started = start(output, script, *arguments, kill_in=kill_in)
+    status = started.wait()
+    assert status == (KILLED if kill_in else 0), started.output
+    return started
+
+
+def _run(output: Path, script: str, arguments: tuple[str, ...], kill_in: KillIn | None) -> None:
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for standard in (1, 2):
+        os.dup2(file, standard)
+    os.chdir(ROOT)
+    sys.argv = [script, *arguments]
+    if kill_in is not None:
+        _prepare_kill(kill_in)
+    if script.endswith(".py"):
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    else:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+
+
+def _prepare_kill(kill_in: KillIn) -> None:
+    module, path = kill_in.target.split(":")
+    owner: Any = importlib.import_module(module)
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    def killing(*args: Any, **kwargs: Any) -> Any:
+        is_the_one = next(calls) == kill_in.nth
+        if is_the_one and kill_in.when == "middle":
+            _write_half(*args)
+        if is_the_one and kill_in.when != "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*args, **kwargs)
+        if is_the_one:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, killing)
+
+
+def _write_half(content: Any, file: Any) -> None:
+    """What the first half of torch.save(content, file) or of Path.write_text(file, text) leaves on disk."""
+    if isinstance(content, Path):
+        content.open("w").close()
+        return
+    whole = io.BytesIO()
+    torch.serialization.save(content, whole)
+    file.write(whole.getvalue()[: whole.tell() // 2])
+    file.flush()
+
+
+def rows(folder: RunFolder) -> list[dict[str, str]]:
+    """What metrics.csv holds, without measured times."""
+    return [
+        {name: value for name, value in row.items() if name not in MEASURED}
+        for row in read_metrics(folder.metrics)
+    ]
+
+
+def numbers(folder: RunFolder, name: str) -> list[float]:
+    """One column of metrics.csv, in order of steps."""
+    return [float(row[name]) for row in read_metrics(folder.metrics) if name in row]
+
+
+def last_step(folder: RunFolder) -> int:
+    """The last step that metrics.csv holds a whole row of."""
+    if not folder.metrics.exists():
+        return 0
+    lines = folder.metrics.read_text().split("\n")[1:-1]
+    return int(lines[-1].split(",")[0]) if lines else 0
