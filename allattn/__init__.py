@@ -1,3 +1,29 @@
 """Pretrain All-attention Transformer language models and prune whole heads with learned L0 gates."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from allattn.model.language_model import AllAttentionLM
+
 __version__ = "0.1.0"
+
+
+def load(path: str | PathLike[str]) -> AllAttentionLM:
+    """A model ready for evaluation, from a checkpoint file or a folder written by `allattn.export`.
+
+    A checkpoint of the gate phase comes with its closed heads removed. Nothing is unpickled but tensors and
+    plain values.
+
+    Raises:
+        InputError: there is no such file or folder, or it is damaged.
+    """
+    from allattn.training.checkpoints import load_model
+    from allattn.training.exports import load_export
+
+    where = Path(path).expanduser()
+    return load_export(where) if where.is_dir() else load_model(where).model.eval()

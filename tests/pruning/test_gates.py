@@ -235,9 +235,18 @@ def test_lambda_zero_gives_no_gradient_from_the_penalty(random_model: Models) ->
     torch.testing.assert_close(full - off, torch.full((24,), 0.5 * p * (1 - p)), rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", OptimizerName, ids=str)
+_SHRINKS = pytest.mark.xfail(
+    strict=True, reason="LAMB's steps are a share of the norm of pi: all gates shrink together, none closes"
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=_SHRINKS if n is OptimizerName.lamb else ()) for n in OptimizerName],
+    ids=str,
+)
 def test_without_data_loss_every_gate_falls_and_closes(random_model: Models, name: OptimizerName) -> None:
-    optimizer_config = OptimizerConfig(name=name, learning_rate=0.02)
+    optimizer_config = OptimizerConfig(name=name, learning_rate=0.002)
     task = gate_task(random_model(), optimizer_config, lambda_max=0.1, lambda_warmup_steps=0)
     zero = torch.zeros(2, 6)
     task.model.forward = lambda *args: (zero, [])  # type: ignore[method-assign]
@@ -248,7 +257,7 @@ def test_without_data_loss_every_gate_falls_and_closes(random_model: Models, nam
     assert task.gates is not None
     before = torch.cat(list(task.gates.pi)).detach().clone()
     batch = Segment(zero.long(), zero.long(), 0, True)
-    for _ in range(60):
+    for _ in range(400):
         pi_gradient(task, batch)
         optimizer.step()
         now = torch.cat(list(task.gates.pi)).detach().clone()

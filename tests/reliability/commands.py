@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -44,9 +45,8 @@ class KillIn:
     target: str
     nth: int
     when: Literal["before", "middle", "after"] = "before"
+    number: signal.Signals = signal.SIGKILL
 
-    def __str__(self) -> str:
-        return f"{self.when}-{self.target.rsplit(':', 1)[1]}-{self.nth}"
 
 
 class Started:
@@ -72,8 +72,14 @@ class Started:
     def wait(self) -> int:
         """Exit status; minus the signal's number where one ended the process."""
         self._process.join(PATIENCE)
-        assert self._process.exitcode is not None, self.output
+        if self._process.exitcode is None:
+            self._process.kill()
+            raise AssertionError(f"the process did not end:\n{self.output}")
         return self._process.exitcode
+
+    def wait_for(self, seconds: float) -> None:
+        """Wait until the process has ended, but not longer than that."""
+        self._process.join(seconds)
 
     def send_when(self, number: signal.Signals, moment: Callable[[], bool]) -> None:
         """Send a signal as soon as `moment` is true."""
@@ -85,9 +91,15 @@ class Started:
         self.send(number)
 
 
-def start(output: Path, script: str, *arguments: str, kill_in: KillIn | None = None) -> Started:
+def start(
+    output: Path,
+    script: str,
+    *arguments: str,
+    kill_in: KillIn | None = None,
+    environment: dict[str, str] | None = None,
+) -> Started:
     """Start `python script arguments`; `script` is train.py, prune.py or a module's name."""
-    process = forks.Process(target=_run, args=(output, script, arguments, kill_in))
+    process = forks.Process(target=_run, args=(output, script, arguments, kill_in, environment or {}))
     process.start()
     return Started(process, output)
 
@@ -100,7 +112,41 @@ def run(output: Path, script: str, *arguments: str, kill_in: KillIn | None = Non
     return started
 
 
-def _run(output: Path, script: str, arguments: tuple[str, ...], kill_in: KillIn | None) -> None:
+def start_two(
+    folder: Path, script: str, *arguments: str, kill_in: tuple[KillIn | None, KillIn | None] = (None, None)
+) -> list[Started]:
+    """Start a command in two processes that find each other as torchrun's do; outputs go to `folder`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "none",
+    }
+    return [
+        start(
+            folder / f"output_{rank}",
+            script,
+            *arguments,
+            kill_in=kill_in[rank],
+            environment=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+
+
+def _run(
+    output: Path,
+    script: str,
+    arguments: tuple[str, ...],
+    kill_in: KillIn | None,
+    environment: dict[str, str],
+) -> None:
+    os.environ.update(environment)
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for standard in (1, 2):
         os.dup2(file, standard)
@@ -127,10 +173,10 @@ def _prepare_kill(kill_in: KillIn) -> None:
         if is_the_one and kill_in.when == "middle":
             _write_half(*args)
         if is_the_one and kill_in.when != "after":
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), kill_in.number)
         result = original(*args, **kwargs)
-        if is_the_one:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if is_the_one and kill_in.when == "after":
+            os.kill(os.getpid(), kill_in.number)
         return result
 
     setattr(owner, name, killing)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from allattn.training.checkpoints import read_checkpoint
+from allattn.training.checkpoints import FORMAT_VERSION, read_checkpoint, write_atomically
 from allattn.training.run_folder import RunFolder
-from commands import KILLED, ROOT, KillIn, last_step, rows, run, start
+from commands import KILLED, PATIENCE, ROOT, KillIn, last_step, rows, run, start
 
 Arguments = Callable[..., list[str]]
 PRETRAIN = "schedule.steps=40"
@@ -132,27 +132,38 @@ def test_pruning_killed_three_times_across_the_freeze(
     assert_same(folder, whole_pruning)
 
 
-IN_PRETRAINING = [
+IN_PRETRAINING = [  # each start goes on from where the one before was killed; checkpoints come every 5 steps
     KillIn("allattn.stages:_fit", 1),  # before the first step
+    KillIn("allattn.training.checkpoints:torch.save", 1, "middle"),  # at step 5: there is no earlier checkpoint
     KillIn("allattn.training.language_task:LanguageTask.training_step", 13),
-    KillIn("allattn.training.language_task:LanguageTask.on_before_optimizer_step", 13, "after"),
-    KillIn("allattn.training.scoring:score", 2),  # in the validation at step 20
-    KillIn("allattn.training.metrics:CsvMetrics.log_metrics", 20),  # evaluated, not logged
-    KillIn("allattn.training.metrics:CsvMetrics.log_metrics", 20, "after"),  # logged, not saved
-    KillIn("allattn.training.checkpoints:torch.save", 1, "middle"),  # there is no earlier checkpoint
-    KillIn("allattn.training.checkpoints:torch.save", 4, "middle"),
-    KillIn("allattn.training.checkpoints:write_atomically", 4, "after"),  # best.ckpt is older
-    KillIn("allattn.training.progress:shutil.copyfile", 2, "after"),  # best.ckpt.partial is there
+    KillIn("allattn.training.language_task:LanguageTask.on_before_optimizer_step", 3, "after"),
+    KillIn("allattn.training.metrics:CsvMetrics.log_metrics", 10),  # at step 20: evaluated, not logged
+    KillIn("allattn.training.scoring:score", 1),  # in the validation at step 20
+    KillIn("allattn.training.metrics:CsvMetrics.log_metrics", 5, "after"),  # at step 20: logged, not saved
+    KillIn("allattn.training.checkpoints:torch.save", 2, "middle"),  # at step 25
+    KillIn("allattn.training.progress:shutil.copyfile", 1, "after"),  # at an improvement, best.ckpt.partial
     KillIn("allattn.stages:_conclude_pretrain", 1),  # trained, not scored
     KillIn("allattn.training.run_folder:RunFolder.write_result", 1),
 ]
 
 
-@pytest.mark.parametrize("moment", IN_PRETRAINING, ids=str)
-def test_pretraining_killed_inside(
-    tmp_path: Path, pretraining: Arguments, whole: RunFolder, moment: KillIn
+def test_pretraining_killed_inside_many_functions(
+    tmp_path: Path, pretraining: Arguments, whole: RunFolder
 ) -> None:
     folder = RunFolder(tmp_path / "run")
+    for moment in IN_PRETRAINING:
+        run(tmp_path / "output", "train.py", *pretraining(folder, PRETRAIN), kill_in=moment)
+    run(tmp_path / "output", "train.py", *pretraining(folder, PRETRAIN))
+    assert_same(folder, whole)
+
+
+def test_killed_between_the_last_and_the_best_checkpoint(
+    tmp_path: Path, pretraining: Arguments, whole: RunFolder
+) -> None:
+    """The last improvement of the run is saved in last.ckpt but not yet in best.ckpt."""
+    folder = RunFolder(tmp_path / "run")
+    saves = read_checkpoint(whole.best)["allattn"]["step"] // 5  # up to that improvement
+    moment = KillIn("allattn.training.checkpoints:write_atomically", saves, "after")
     run(tmp_path / "output", "train.py", *pretraining(folder, PRETRAIN), kill_in=moment)
     run(tmp_path / "output", "train.py", *pretraining(folder, PRETRAIN))
     assert_same(folder, whole)
@@ -164,17 +175,18 @@ IN_PRUNING = [
     KillIn("allattn.stages:_remove_heads", 1),
     KillIn("allattn.stages:write_atomically", 1, "after"),  # gates.ckpt is written, last.ckpt is uncut
     KillIn("allattn.stages:write_atomically", 2, "after"),  # last.ckpt is cut
-    KillIn("allattn.training.language_task:LanguageTask.training_step", 2 * FREEZE + 2),
+    KillIn("allattn.training.language_task:LanguageTask.training_step", 2),
+    KillIn("allattn.stages:_conclude_prune", 1),
 ]
 
 
-@pytest.mark.parametrize("moment", IN_PRUNING, ids=str)
-def test_pruning_killed_inside(
-    tmp_path: Path, pruning: Arguments, dense: RunFolder, whole_pruning: RunFolder, moment: KillIn
+def test_pruning_killed_inside_many_functions(
+    tmp_path: Path, pruning: Arguments, dense: RunFolder, whole_pruning: RunFolder
 ) -> None:
     folder = RunFolder(tmp_path / "run")
     arguments = pruning(folder, dense.last, ACCUMULATED)
-    run(tmp_path / "output", "prune.py", *arguments, kill_in=moment)
+    for moment in IN_PRUNING:
+        run(tmp_path / "output", "prune.py", *arguments, kill_in=moment)
     run(tmp_path / "output", "prune.py", *arguments)
     assert_same(folder, whole_pruning)
 
@@ -226,18 +238,23 @@ def test_signal_in_the_gate_phase(
     assert_same(folder, whole_pruning)
 
 
-@pytest.mark.parametrize("phase", ["gates", "fine_tune"])
-def test_signal_in_the_last_step_of_a_phase_stops_too(
-    tmp_path: Path, pruning: Arguments, dense: RunFolder, whole_pruning: RunFolder, phase: str
+@pytest.mark.parametrize(("evaluation", "step"), [(2, FREEZE), (4, STEPS)], ids=["freeze", "end"])
+def test_signal_while_the_last_step_of_a_phase_is_evaluated(
+    tmp_path: Path,
+    pruning: Arguments,
+    dense: RunFolder,
+    whole_pruning: RunFolder,
+    evaluation: int,
+    step: int,
 ) -> None:
-    """The signal comes while the phase's last step is evaluated: nothing is lost, nothing is repeated."""
+    """Evaluations come after steps 10, 12 (the freeze), 20 and 24; the run stops between the phases."""
     folder = RunFolder(tmp_path / "run")
     arguments = pruning(folder, dense.last, ACCUMULATED)
-    started = start(tmp_path / "output", "prune.py", *arguments)
-    last = FREEZE if phase == "gates" else STEPS
-    started.send_when(signal.SIGTERM, lambda: last_step(folder) >= last - 1)
-    status = started.wait()
-    assert status in (128 + signal.SIGTERM, -signal.SIGTERM, 0), started.output  # after the last step: no matter
+    moment = KillIn("allattn.training.scoring:score", evaluation, number=signal.SIGTERM)
+    started = start(tmp_path / "output", "prune.py", *arguments, kill_in=moment)
+    assert started.wait() == 128 + signal.SIGTERM, started.output
+    assert read_checkpoint(folder.last)["allattn"]["step"] == step
+    assert not folder.result.exists()
     run(tmp_path / "output", "prune.py", *arguments)
     assert_same(folder, whole_pruning)
 
@@ -249,20 +266,18 @@ def test_killed_while_a_big_checkpoint_is_written(tmp_path: Path) -> None:
     program = (
         "import sys, torch; from pathlib import Path\n"
         "from allattn.training.checkpoints import write_atomically\n"
-        "value, millions = float(sys.argv[2]), int(sys.argv[3])\n"
-        "content = {'state_dict': {'w': torch.full((millions, 1_000_000), value)},"
-        " 'allattn': {'format_version': 1}}\n"
-        "write_atomically(content, Path(sys.argv[1]))\n"
+        "write_atomically({'state_dict': {'w': torch.ones(200_000_000)}}, Path(sys.argv[1]))\n"
     )
 
-    def write(value: int, millions: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", program, str(path), str(value), str(millions)]
-        return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    def write(value: float) -> None:
+        weights = {"w": torch.full((100_000,), value)}
+        write_atomically({"state_dict": weights, "allattn": {"format_version": FORMAT_VERSION}}, path)
 
-    assert write(1, 2).wait() == 0
+    write(1.0)
     before = path.read_bytes()
-    killed = write(2, 200)  # 800 MB
-    until = time.monotonic() + 60
+    command = [sys.executable, "-c", program, str(path)]
+    killed = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    until = time.monotonic() + PATIENCE
     while not (partial.exists() and partial.stat().st_size > 8e6):
         assert killed.poll() is None
         assert time.monotonic() < until
@@ -272,6 +287,6 @@ def test_killed_while_a_big_checkpoint_is_written(tmp_path: Path) -> None:
     assert partial.stat().st_size < 8e8, "the write was not over"
     assert path.read_bytes() == before
     assert (read_checkpoint(path)["state_dict"]["w"] == 1).all()
-    assert write(3, 2).wait() == 0
-    assert (read_checkpoint(path)["state_dict"]["w"] == 3).all()
+    write(2.0)
+    assert (read_checkpoint(path)["state_dict"]["w"] == 2).all()
     assert not partial.exists()

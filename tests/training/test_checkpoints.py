@@ -248,7 +248,7 @@ def test_run_checkpoints_hold_plain_values_only(dense_run: RunFolder) -> None:
 
     checkpoint = torch.load(dense_run.last)
     assert plain(checkpoint)
-    assert checkpoint["allattn"].keys() == {
+    assert checkpoint["allattn"].keys() >= {
         "format_version",
         "model",
         "phase",

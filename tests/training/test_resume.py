@@ -105,6 +105,18 @@ def test_pruning_goes_on_after_any_stop(runs: Any, stop: Any, rows: Rows, dense_
     assert_same_runs(whole, runs.run(settings), rows, files)
 
 
+def test_controlled_lambda_goes_on_after_a_stop(
+    runs: Any, stop: Any, rows: Rows, dense_run: RunFolder
+) -> None:
+    """The controller's state is part of the checkpoint, and the target's head count is met."""
+    target = {"gates__target_sparsity": 0.375, "trainer__accumulation": 2}
+    whole = runs.run(runs.pruning("whole", dense_run.last, **target))
+    settings = runs.pruning("stopped", dense_run.last, **target)
+    stop.by_signal(lambda: runs.run(settings), 4)
+    assert_same_runs(whole, runs.run(settings), rows, ("gates.ckpt", "last.ckpt", "best.ckpt"))
+    assert sum(map(len, read_checkpoint(whole.last)["allattn"]["model"]["heads_kept"])) == 5
+
+
 def count_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the n-th validation loss be n: the first stays the best."""
     scores = itertools.count(1)

@@ -1,0 +1,155 @@
+"""Exports: a model for others, as a folder that loads without running code.
+
+    model.safetensors   the weights, s_g inside WO
+    config.json         format version, model sizes with the heads kept per layer (original indices), hash of
+                        the tokenizer, and pi of the heads that there were, where gates decided
+    tokenizer.json      the vocabulary
+
+The names are fixed; config.json names no file.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from allattn.errors import InputError
+from allattn.model.config import model_config_from_dict
+from allattn.model.language_model import AllAttentionLM
+from allattn.pruning.surgery import absorb_scale
+from allattn.training.checkpoints import TOKENIZER_FILE, checked_tokenizer, load_model
+
+EXPORT_VERSION = 1
+WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+
+
+def save_export(checkpoint: Path, folder: Path) -> AllAttentionLM:
+    """Export a checkpoint, dense or cut; one of the gate phase with its closed heads removed. The model.
+
+    Raises:
+        InputError: the checkpoint or its tokenizer cannot be used, or `write_export` refuses the folder.
+    """
+    _refuse_existing(folder)
+    loaded = load_model(checkpoint)
+    tokenizer = checked_tokenizer(checkpoint, {"allattn": loaded.meta})
+    return write_export(loaded.model, loaded.meta, tokenizer, folder)
+
+
+def write_export(
+    model: AllAttentionLM, meta: dict[str, Any], tokenizer: Path, folder: Path
+) -> AllAttentionLM:
+    """Write an export; the folder appears under its name when it is whole.
+
+    Args:
+        model: dense or cut, s_g explicit.
+        meta: what a checkpoint says about it: `tokenizer_hash`, and perhaps `pi` and `heads_before`.
+        tokenizer: the tokenizer.json, checked.
+        folder: must not exist.
+
+    Returns:
+        The exported model, s_g inside WO.
+
+    Raises:
+        InputError: the folder exists or cannot be written; nothing is left of it then.
+    """
+    _refuse_existing(folder)
+    exported = absorb_scale(model).eval()
+    config = {
+        "format_version": EXPORT_VERSION,
+        "model": exported.config.to_dict(),
+        "tokenizer_hash": meta["tokenizer_hash"],
+    }
+    config |= {name: meta[name] for name in ("pi", "heads_before") if name in meta}
+    weights = {name: tensor.cpu().contiguous() for name, tensor in exported.state_dict().items()}
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        (partial / WEIGHTS_FILE).write_bytes(save(weights, {"format": "pt"}))
+        (partial / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+        shutil.copyfile(tokenizer, partial / TOKENIZER_FILE)
+        for file in partial.iterdir():
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+        partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{folder}: the export cannot be written ({reason})") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return exported
+
+
+def load_export(folder: Path) -> AllAttentionLM:
+    """The model of an export, in evaluation mode; all weights must fit.
+
+    Raises:
+        InputError: a file is missing, damaged, of a newer format, or does not belong to the others.
+    """
+    for name in (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE):
+        if not (folder / name).is_file():
+            raise InputError(f"{folder}: is not an export of allattn (it has no {name})")
+    config = _read_config(folder / CONFIG_FILE)
+    checked_tokenizer(folder / WEIGHTS_FILE, {"allattn": config})
+    weights, path = _read_weights(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE
+    try:
+        with torch.device("meta"):
+            model = AllAttentionLM(model_config_from_dict(config["model"]))
+    except InputError as error:
+        raise InputError(f"{folder / CONFIG_FILE}: {error}") from None
+    except (TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError):
+        raise InputError(f"{folder / CONFIG_FILE}: its model sizes are not of the right kind") from None
+    _check_shapes(model, weights, path)
+    model = model.to_empty(device="cpu").to(next(iter(weights.values())).dtype)
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def _refuse_existing(folder: Path) -> None:
+    if folder.exists() or folder.is_symlink():
+        raise InputError(f"{folder}: exists already; give the export another folder")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        raise InputError(f"{path}: is damaged (it is not JSON)") from None
+    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
+        raise InputError(f"{path}: is not the configuration of an export of allattn (it has no model)")
+    version = config.get("format_version")
+    if version != EXPORT_VERSION:
+        raise InputError(
+            f"{path}: has export format_version {version}, this version of allattn reads {EXPORT_VERSION}; "
+            "use the version that wrote it"
+        )
+    if not isinstance(config.get("tokenizer_hash"), str):
+        raise InputError(f"{path}: has no tokenizer_hash")
+    return config
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        weights = load_file(path)
+    except (OSError, SafetensorError):
+        raise InputError(f"{path}: is damaged (it is not a whole safetensors file)") from None
+    kinds = {tensor.dtype for tensor in weights.values()}
+    if len(kinds) != 1 or not all(kind.is_floating_point for kind in kinds):
+        raise InputError(f"{path}: its tensors are not all of one floating-point type")
+    return weights
+
+
+def _check_shapes(model: AllAttentionLM, weights: dict[str, Tensor], path: Path) -> None:
+    wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: list(tensor.shape) for name, tensor in weights.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise InputError(
+                f"{path}: the weights do not fit {CONFIG_FILE}: {name} is {found.get(name, 'absent')}, "
+                f"but should be {wanted.get(name, 'absent')}"
+            )

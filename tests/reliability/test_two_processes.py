@@ -1,0 +1,196 @@
+"""Two gloo processes and one, and any accumulation, give the same loss curve, gates and scores."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from allattn.training.checkpoints import read_checkpoint
+from allattn.training.run_folder import RunFolder
+from commands import PATIENCE, ROOT, KillIn, last_step, numbers, run, start, start_two
+
+Arguments = Callable[..., list[str]]
+TWO = ("trainer.devices=2", "trainer.strategy=ddp")
+GROUPS = {"one": 1, "groups_2": 2, "groups_4": 4}
+STEPS = 12
+RELATIVE = 1e-5
+
+
+def run_in_two(script: str, arguments: list[str]) -> str:
+    """Run a command that starts its second process itself; what both printed."""
+    command = [sys.executable, script, *arguments, *TWO]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, pretraining: Arguments) -> dict[str, RunFolder]:
+    """The same pretraining in one process, in two, and with 2 and 4 accumulation groups; no dropout."""
+    base = tmp_path_factory.mktemp("trained")
+    folders = {name: RunFolder(base / name) for name in ("one", "two", "groups_2", "groups_4")}
+    steps = f"schedule.steps={STEPS}"
+    for name, folder in folders.items():
+        arguments = pretraining(folder, steps, dropout=0.0)
+        if name == "two":
+            run_in_two("train.py", arguments)
+        else:
+            run(base / "output", "train.py", *arguments, f"trainer.accumulation={GROUPS[name]}")
+    return folders
+
+
+@pytest.fixture(scope="module")
+def pruned(
+    tmp_path_factory: pytest.TempPathFactory, pruning: Arguments, dense_without_dropout: RunFolder
+) -> dict[str, RunFolder]:
+    """The same pruning run in one process, in two, and with two accumulation groups."""
+    base = tmp_path_factory.mktemp("pruned")
+    folders = {name: RunFolder(base / name) for name in ("one", "two", "groups_2")}
+    for name, folder in folders.items():
+        arguments = pruning(folder, dense_without_dropout.last)
+        if name == "two":
+            run_in_two("prune.py", arguments)
+        else:
+            run(base / "output", "prune.py", *arguments, f"trainer.accumulation={name[-1] if '_' in name else 1}")
+    return folders
+
+
+def result(folder: RunFolder) -> dict[str, Any]:
+    return json.loads(folder.result.read_text())
+
+
+def assert_close_weights(folder: RunFolder, expected: RunFolder) -> None:
+    ours, theirs = (read_checkpoint(f.last)["state_dict"] for f in (folder, expected))
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        # LAMB turns gradients near rounding into steps of full size, so single entries may differ more.
+        difference = float((ours[name] - theirs[name]).norm() / (1e-6 + theirs[name].norm()))
+        assert difference < 1e-3, name
+
+
+@pytest.mark.parametrize("name", ["two", "groups_2", "groups_4"])
+def test_pretraining_has_the_same_curve(trained: dict[str, RunFolder], name: str) -> None:
+    for column in ("loss", "gradient_norm", "learning_rate", "tokens_seen", "valid_loss"):
+        expected = numbers(trained["one"], column)
+        assert numbers(trained[name], column) == pytest.approx(expected, rel=RELATIVE), column
+    assert len(numbers(trained[name], "loss")) == STEPS
+    losses = numbers(trained["one"], "loss")
+    assert min(losses) < losses[0] - 0.05, "the weights moved, so equal losses mean equal updates"
+    ours, theirs = (result(trained[n])["dense"] for n in (name, "one"))
+    for split in ("valid", "test"):
+        assert ours[split]["tokens_scored"] == theirs[split]["tokens_scored"]
+        assert ours[split]["perplexity"] == pytest.approx(theirs[split]["perplexity"], rel=RELATIVE)
+    assert_close_weights(trained[name], trained["one"])
+
+
+@pytest.mark.parametrize("name", ["two", "groups_2"])
+def test_pruning_has_the_same_curve_and_heads(pruned: dict[str, RunFolder], name: str) -> None:
+    ours, theirs = (result(pruned[n]) for n in (name, "one"))
+    assert ours["pruned"]["heads_kept"] == theirs["pruned"]["heads_kept"]
+    assert 0 < theirs["pruned"]["sparsity"] < 1, "some heads were closed and some kept"
+    for column in ("loss", "loss_total", "penalty", "lambda", "sparsity_sampled", "sparsity", "valid_loss"):
+        expected = numbers(pruned["one"], column)
+        assert numbers(pruned[name], column) == pytest.approx(expected, rel=1e-4), column
+    assert len(numbers(pruned[name], "loss")) == 24
+    for stage in ("dense", "pruned"):
+        for split in ("valid", "test"):
+            expected = theirs[stage][split]["perplexity"]
+            assert ours[stage][split]["perplexity"] == pytest.approx(expected, rel=1e-4)
+    gates, expected_gates = (read_checkpoint(pruned[n].gates)["state_dict"] for n in (name, "one"))
+    for layer in range(2):
+        torch.testing.assert_close(
+            gates[f"gates.pi.{layer}"], expected_gates[f"gates.pi.{layer}"], rtol=1e-3, atol=1e-3
+        )
+
+
+def test_two_processes_split_the_memory(trained: dict[str, RunFolder]) -> None:
+    """Each process read its own streams: their memories, one after the other, are the one process's."""
+    one, two = (read_checkpoint(trained[name].last)["allattn"]["memory"] for name in ("one", "two"))
+    assert len(one) == 1
+    assert len(two) == 2
+    for layer in range(2):
+        together = torch.cat([memory[0][layer] for memory in two])
+        torch.testing.assert_close(together, one[0][0][layer], rtol=1e-3, atol=1e-3)
+        assert not torch.allclose(two[0][0][layer], two[1][0][layer])
+
+
+@pytest.mark.parametrize(("wrote", "goes_on"), [("two", ()), ("one", TWO)], ids=["2 to 1", "1 to 2"])
+def test_another_number_of_processes_is_refused(
+    tmp_path: Path,
+    trained: dict[str, RunFolder],
+    pretraining: Arguments,
+    wrote: str,
+    goes_on: tuple[str, ...],
+) -> None:
+    shutil.copytree(trained[wrote].path, tmp_path / wrote)
+    folder = RunFolder(tmp_path / wrote)
+    folder.result.unlink()
+    saved = folder.last.read_bytes()
+    arguments = pretraining(folder, f"schedule.steps={STEPS}", *goes_on, dropout=0.0)
+    started = start(tmp_path / "output", "train.py", *arguments)
+    assert started.wait() == 2
+    assert "trainer.devices" in started.output, "a change of settings, and which"
+    if wrote == "two":  # asked for
+        arguments = pretraining(folder, "schedule.steps=14", "resume=changed", dropout=0.0)
+        started = start(tmp_path / "output", "train.py", *arguments)
+        assert started.wait() == 2
+        assert "the segment memory of 2 processes, this run has 1" in started.output
+        assert "Traceback" not in started.output
+    assert folder.last.read_bytes() == saved
+
+
+@pytest.fixture
+def at_the_freeze(tmp_path: Path, pruned: dict[str, RunFolder]) -> RunFolder:
+    """The run in two processes as a kill leaves it that comes after the freeze's save, before the removal."""
+    shutil.copytree(pruned["two"].path, tmp_path / "two")
+    folder = RunFolder(tmp_path / "two")
+    folder.gates.replace(folder.last)
+    folder.result.unlink()
+    return folder
+
+
+def test_goes_on_at_the_freeze(
+    at_the_freeze: RunFolder,
+    tmp_path: Path,
+    pruned: dict[str, RunFolder],
+    pruning: Arguments,
+    dense_without_dropout: RunFolder,
+) -> None:
+    """Processes that are all started from outside (torchrun, Slurm); the first is slow to remove the heads."""
+    arguments = pruning(at_the_freeze, dense_without_dropout.last, *TWO)
+    slow = KillIn("allattn.stages:cut_checkpoint", 1, number=signal.SIGSTOP)
+    first, second = started = start_two(tmp_path, "prune.py", *arguments, kill_in=(slow, None))
+    second.wait_for(3)
+    first.send(signal.SIGCONT)
+    statuses = [one.wait() for one in started]
+    assert statuses == [0, 0], started[0].output + started[1].output
+    assert numbers(at_the_freeze, "loss") == numbers(pruned["two"], "loss")
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_signal_to_one_process_stops_both(
+    tmp_path: Path, pruning: Arguments, dense_without_dropout: RunFolder, told: int
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    started = start_two(tmp_path, "prune.py", *pruning(folder, dense_without_dropout.last, *TWO))
+    started[told].send_when(signal.SIGTERM, lambda: last_step(folder) >= 3)
+    statuses = [one.wait() for one in started]
+    assert statuses == [143, 143], started[0].output + started[1].output
+    assert read_checkpoint(folder.last)["allattn"]["step"] == last_step(folder) < 12
