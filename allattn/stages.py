@@ -324,6 +324,7 @@ def _conclude_prune(
         "steps": settings.schedule.steps,
         "ablation": settings.ablation,
         "selection": settings.gates.selection.value,
+        "scope": settings.gates.scope.value,
         "lambda_max": settings.gates.lambda_max,
         "target_sparsity": settings.gates.target_sparsity,
         "checkpoint": str(folder.last),

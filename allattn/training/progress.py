@@ -135,7 +135,7 @@ class BetweenSteps(Callback):
         self._step = step
         ends = step == self.last_step
         self._check_finite(pl_module, step)
-        row: dict[str, float] = {}
+        row: dict[str, Any] = {}
         if step % self.log_interval == 0 or ends:
             row = self._training_row(pl_module, step)
         stopping = self._stopping(trainer)
@@ -144,6 +144,8 @@ class BetweenSteps(Callback):
         if evaluates:
             score = self.evaluate(pl_module)
             row |= {"valid_loss": score.loss, "valid_perplexity": score.perplexity}
+            if pl_module.gates is not None:
+                row["valid_heads"] = _heads_used(pl_module)
             improved = score.loss < self.best
             self.best = pl_module.best = min(self.best, score.loss)
         if row:
@@ -183,6 +185,17 @@ class BetweenSteps(Callback):
                 f"the last good checkpoint is {self.folder.last}; lower optimizer.learning_rate or "
                 "optimizer.gradient_clip"
             )
+
+
+def _heads_used(task: LanguageTask) -> str:
+    """The heads that a scoring in the gate phase used: original indices, layers separated by bars."""
+    assert task.gates is not None
+    config = task.model.config
+    layers = []
+    for layer, gate in enumerate(task.gates.decide()):
+        opened = [head for head, value in zip(config.kept(layer), gate.tolist(), strict=True) if value]
+        layers.append(" ".join(map(str, opened)) or "none")
+    return " | ".join(layers)
 
 
 def _peak_memory(device: torch.device) -> int:
