@@ -167,3 +167,11 @@ def test_pruning_a_pruned_model(runs: Any, dense_run: RunFolder, uneven_gates: l
     assert result is not None
     assert result["dense"]["heads_kept"] == [[0, 2, 3], [1]]
     assert result["pruned"]["heads_kept"] == [[0, 3], [1]]
+
+
+def test_every_step_draws_new_gates(runs: Any, rows: Rows, dense_run: RunFolder) -> None:
+    """pi hardly moves here, so only the noise can change the share of closed gates."""
+    settings = runs.pruning(
+        "noise", dense_run.last, gates__initial_pi=0.0, gates__freeze_step=10, gates__learning_rate_ratio=1e-6
+    )
+    assert len(set(column(rows(runs.run(settings)), "sparsity_sampled"))) > 2

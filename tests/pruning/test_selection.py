@@ -1,0 +1,311 @@
+"""Heads chosen without gates: scores against independent computations, the choice, and whole tiny runs."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from training.conftest import MEASURED, Runs, Stop, data, dense_run, runs, runs_below, stop  # noqa: F401
+
+from allattn.data.corpus import prepare
+from allattn.model.attention import AllAttention
+from allattn.model.language_model import AllAttentionLM
+from allattn.pruning.config import Scope, Selection
+from allattn.pruning.schedule import Phase
+from allattn.pruning.selection import gradient_scores, keep_highest, magnitude_scores, random_scores
+from allattn.randomness import generator
+from allattn.stages import select_heads
+from allattn.training.checkpoints import load_model, read_checkpoint
+from allattn.training.metrics import read_metrics
+from allattn.training.run_folder import RunFolder
+
+OTHERS = [Selection.random, Selection.magnitude, Selection.gradient]
+UNEVEN = [[0, 2, 5], [], [1, 3, 4, 7]]
+
+Models = Callable[..., AllAttentionLM]
+Batches = list[tuple[Tensor, Tensor]]
+
+
+@pytest.fixture(scope="session")
+def batches() -> Batches:
+    """Three consecutive segments of two texts; some targets are not scored."""
+    words = torch.randint(50, (2, 16), generator=torch.Generator().manual_seed(1))
+    targets = words[:, 1:].clone()
+    targets[1, 12:] = -100
+    return list(zip(words[:, :-1].split(5, 1), targets.split(5, 1), strict=True))
+
+
+def head_output(layer: AllAttention, x: Tensor, memory: Tensor, table: Tensor, head: int) -> Tensor:
+    """h_i of one head by a loop over rows and queries, (B, T, c), straight from the method's formulas."""
+    c, window = layer.head_width, len(table) - 1
+    block = slice(head * c, (head + 1) * c)
+    normed = layer.norm(torch.cat([memory, x], 1))
+    out = x.new_zeros(*x.shape[:2], c)
+    persistent_keys = layer.persistent_keys[:, block] * math.sqrt(c)
+    persistent_values = layer.persistent_values[:, block] * math.sqrt(len(layer.persistent_values))
+    for row in range(x.shape[0]):
+        k = normed[row] @ layer.key.weight[block].T
+        v = normed[row] @ layer.value.weight[block].T
+        for query in range(x.shape[1]):
+            at = memory.shape[1] + query
+            seen = range(max(0, at - window), at + 1)
+            q = layer.query.weight[block] @ normed[row, at]
+            scores = [
+                (q + layer.content_bias[block]) @ k[j]
+                + (q + layer.position_bias[block]) @ (layer.position.weight[block] @ table[at - j])
+                for j in seen
+            ]
+            scores += list(persistent_keys @ q)
+            weights = (torch.stack(scores) / math.sqrt(c)).softmax(0)
+            out[row, query] = weights @ torch.cat([v[list(seen)], persistent_values])
+    return out
+
+
+@torch.no_grad()
+def magnitude_by_loops(model: AllAttentionLM, batches: Batches) -> list[list[float]]:
+    norms: list[list[list[Tensor]]] = [[[] for _ in layer.heads_kept] for layer in model.layers]
+    memories = model.empty_memory(2)
+    window = model.config.memory_length
+    table = model.positions.table[: window + 1]
+    for inputs, _ in batches:
+        x = model.embedding(inputs)
+        for index, layer in enumerate(model.layers):
+            memory = memories[index]
+            memories[index] = torch.cat([memory, x], 1)[:, -window:]
+            total = layer.bias.expand_as(x)
+            for head in range(len(layer.heads_kept)):
+                out = head_output(layer, x, memory, table, head)
+                norms[index][head].append(out.pow(2).sum(-1).sqrt())
+                block = layer.output.weight[:, head * layer.head_width : (head + 1) * layer.head_width]
+                total = total + layer.scale * out @ block.T
+            x = x + total
+    scores = []
+    for layer, by_head in zip(model.layers, norms, strict=True):
+        blocks = layer.output.weight.split(layer.head_width, 1)
+        scores.append(
+            [
+                float(blocks[head].pow(2).sum().sqrt() * torch.cat(found, 1).mean())
+                for head, found in enumerate(by_head)
+            ]
+        )
+    return scores
+
+
+@pytest.mark.parametrize("kept", [None, UNEVEN], ids=["dense", "cut"])
+def test_magnitude_is_block_norm_times_output_norm(
+    random_model: Models, batches: Batches, kept: list[list[int]] | None
+) -> None:
+    scales = None if kept is None else [8 / max(len(heads), 1) for heads in kept]
+    model = random_model(torch.float64, heads_kept=kept, output_scale=scales)
+    found = magnitude_scores(model, batches)
+    expected = magnitude_by_loops(model, batches)
+    assert [len(layer) for layer in found] == [len(layer) for layer in expected]
+    for layer, values in zip(found, expected, strict=True):
+        torch.testing.assert_close(layer.double(), torch.tensor(values, dtype=torch.float64))
+
+
+def gradients_by_differences(model: AllAttentionLM, batches: Batches, step: float) -> list[Tensor]:
+    """|dL / d gate| of every head and segment by central differences, each layer scaled to unit norm."""
+    sizes = [len(layer.heads_kept) for layer in model.layers]
+    scores = [torch.zeros(size, dtype=torch.float64) for size in sizes]
+
+    @torch.no_grad()
+    def losses(layer: int, head: int, gate: float) -> list[float]:
+        """Mean loss of each segment with one gate moved in it, and open in the segments before."""
+        found, memory = [], model.empty_memory(2)
+        for inputs, targets in batches:
+            gates = [torch.full((s,), x.scale).double() for s, x in zip(sizes, model.layers, strict=True)]
+            _, after = model(inputs, targets, memory, gates)
+            gates[layer][head] *= gate
+            nats, _ = model(inputs, targets, memory, gates)
+            found.append(float(nats.sum() / (targets >= 0).sum()))
+            memory = after
+        return found
+
+    for layer, size in enumerate(sizes):
+        for head in range(size):
+            above, below = losses(layer, head, 1 + step), losses(layer, head, 1 - step)
+            for a, b in zip(above, below, strict=True):
+                scores[layer][head] += abs(a - b) / (2 * step)
+    return [layer / layer.norm() if len(layer) else layer for layer in scores]
+
+
+@pytest.mark.parametrize("kept", [None, UNEVEN], ids=["dense", "cut"])
+def test_gradient_is_the_losses_slope_at_open_gates(
+    random_model: Models, batches: Batches, kept: list[list[int]] | None
+) -> None:
+    scales = None if kept is None else [8 / max(len(heads), 1) for heads in kept]
+    model = random_model(torch.float64, heads_kept=kept, output_scale=scales)
+    found = gradient_scores(model, batches)
+    expected = gradients_by_differences(model, batches, 1e-5)
+    for layer, values in zip(found, expected, strict=True):
+        torch.testing.assert_close(layer.double(), values, rtol=1e-4, atol=1e-6)
+        assert len(layer) == 0 or float(layer.norm()) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("scores", [magnitude_scores, gradient_scores])
+def test_scoring_leaves_the_model_as_it_was(
+    random_model: Models, batches: Batches, scores: Callable[..., list[Tensor]]
+) -> None:
+    model = random_model(attention_dropout=0.5, projection_dropout=0.5, word_dropout=0.5).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    first = scores(model, batches)
+    assert model.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(layer.output._forward_pre_hooks for layer in model.layers)
+    for one, other in zip(first, scores(model, batches), strict=True):
+        assert torch.equal(one, other), "no dropout noise in the scores"
+
+
+def test_a_head_that_does_nothing_is_the_first_to_go(random_model: Models, batches: Batches) -> None:
+    model = random_model()
+    with torch.no_grad():
+        model.layers[1].output.weight[:, 3 * 4 : 4 * 4] = 0
+    for scores in (magnitude_scores(model, batches), gradient_scores(model, batches)):
+        gates = keep_highest(scores, 23, Scope.all_layers)
+        assert [(layer, int(g.argmin())) for layer, g in enumerate(gates) if not g.all()] == [(1, 3)]
+
+
+def test_random_scores_follow_the_seed() -> None:
+    first, again, other = (random_scores([4, 0, 3], generator(seed, "selection")) for seed in (1, 1, 2))
+    assert [len(layer) for layer in first] == [4, 0, 3]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+    share = torch.cat(random_scores([1000] * 10, generator(1, "selection"))).mean()
+    assert float(share) == pytest.approx(0.5, abs=0.02)
+
+
+class TestKeepHighest:
+    scores = (torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([0.1, 0.5, 0.3]), torch.zeros(0))
+
+    @pytest.mark.parametrize(
+        ("keep", "expected"),
+        [
+            (0, [[0, 0, 0, 0], [0, 0, 0], []]),
+            (3, [[1, 1, 1, 0], [0, 0, 0], []]),
+            (5, [[1, 1, 1, 1], [0, 1, 0], []]),
+            (7, [[1, 1, 1, 1], [1, 1, 1], []]),
+        ],
+    )
+    def test_over_all_layers(self, keep: int, expected: list[list[int]]) -> None:
+        gates = keep_highest(self.scores, keep, Scope.all_layers)
+        assert [layer.int().tolist() for layer in gates] == expected
+
+    @pytest.mark.parametrize(
+        ("keep", "expected"),
+        [
+            (0, [[0, 0, 0, 0], [0, 0, 0], []]),
+            (1, [[1, 0, 0, 0], [0, 0, 0], []]),
+            (4, [[1, 1, 0, 0], [0, 1, 1], []]),
+            (5, [[1, 1, 1, 0], [0, 1, 1], []]),
+            (7, [[1, 1, 1, 1], [1, 1, 1], []]),
+        ],
+    )
+    def test_in_each_layer(self, keep: int, expected: list[list[int]]) -> None:
+        gates = keep_highest(self.scores, keep, Scope.each_layer)
+        assert [layer.int().tolist() for layer in gates] == expected
+
+    def test_equal_scores_still_give_the_number(self) -> None:
+        for scope in Scope:
+            gates = keep_highest([torch.zeros(4), torch.zeros(4)], 5, scope)
+            assert sum(int(layer.sum()) for layer in gates) == 5
+
+
+def changes(selection: Selection, **more: Any) -> dict[str, Any]:
+    return {"gates__selection": selection, "gates__target_sparsity": 0.5, **more}
+
+
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("selection", OTHERS)
+def test_run_removes_the_number_and_fine_tunes(
+    runs: Runs,  # noqa: F811
+    dense_run: RunFolder,  # noqa: F811
+    selection: Selection,
+    scope: Scope,
+) -> None:
+    settings = runs.pruning("selected", dense_run.last, **changes(selection, gates__scope=scope))
+    folder = runs.run(settings)
+    last = read_checkpoint(folder.last)
+    kept = last["allattn"]["model"]["heads_kept"]
+    assert sum(map(len, kept)) == 4
+    if scope is Scope.each_layer:
+        assert [len(heads) for heads in kept] == [2, 2]
+    assert last["allattn"]["step"] == 10 - 5, "schedule.steps - gates.freeze_step"
+    assert last["allattn"]["phase"] == Phase.fine_tune.value
+    assert last["allattn"]["model"]["output_scale"] == [min(4 / max(len(heads), 1), 4) for heads in kept]
+    assert not folder.gates.exists()
+    rows = read_metrics(folder.metrics)
+    assert {row["phase"] for row in rows} == {"fine_tune"}
+    assert len(rows) == 5
+    result = folder.finished()
+    assert result is not None
+    assert result["selection"] == selection.value
+    assert result["pruned"]["heads_kept_total"] == 4
+    dense = load_model(dense_run.last).model
+    gates = select_heads(dense, prepare(replace(settings.data)), settings)
+    assert [layer.nonzero().flatten().tolist() for layer in gates] == kept
+
+
+def test_selections_are_not_all_the_same(
+    runs: Runs,  # noqa: F811
+    dense_run: RunFolder,  # noqa: F811
+) -> None:
+    dense = load_model(dense_run.last).model
+    found = set()
+    for selection in OTHERS:
+        for seed in (1, 2, 3):
+            settings = runs.pruning("any", dense_run.last, seed=seed, **changes(selection))
+            gates = select_heads(dense, prepare(replace(settings.data)), settings)
+            found.add((selection, tuple(torch.cat(gates).int().tolist())))
+    assert len([1 for selection, _ in found if selection is Selection.random]) > 1
+    assert len([1 for selection, _ in found if selection is not Selection.random]) == 2, "no noise in these"
+
+
+@pytest.mark.parametrize("selection", OTHERS)
+def test_stopped_run_goes_on_with_the_same_heads(
+    runs: Runs,  # noqa: F811
+    dense_run: RunFolder,  # noqa: F811
+    stop: Stop,  # noqa: F811
+    selection: Selection,
+) -> None:
+    whole = runs.run(runs.pruning("whole", dense_run.last, **changes(selection)))
+    settings = runs.pruning("stopped", dense_run.last, **changes(selection))
+    for step in (1, 3):
+        stop.by_signal(lambda: runs.run(settings), step)
+    again = runs.run(settings)
+    left, right = read_checkpoint(whole.last), read_checkpoint(again.last)
+    assert left["allattn"]["model"] == right["allattn"]["model"]
+    assert left["global_step"] == right["global_step"] == 5
+    assert left["state_dict"].keys() == right["state_dict"].keys()
+    for name, tensor in left["state_dict"].items():
+        assert torch.equal(tensor, right["state_dict"][name]), name
+    rows = [
+        [
+            {name: value for name, value in row.items() if name not in MEASURED}
+            for row in read_metrics(f.metrics)
+        ]
+        for f in (whole, again)
+    ]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("selection", OTHERS)
+def test_heads_are_removed_before_the_first_step(
+    runs: Runs,  # noqa: F811
+    dense_run: RunFolder,  # noqa: F811
+    selection: Selection,
+) -> None:
+    """The fine-tuned weights start from the dense ones of the kept heads, not from new ones."""
+    settings = runs.pruning(
+        "still", dense_run.last, **changes(selection, optimizer__learning_rate=1e-12, eval__interval=0)
+    )
+    cut = load_model(runs.run(settings).last).model
+    dense = load_model(dense_run.last).model
+    assert cut.config.heads_kept is not None
+    for layer, heads in enumerate(cut.config.heads_kept):
+        weight = dense.layers[layer].query.weight.unflatten(0, (4, -1))[heads].flatten(0, 1)
+        torch.testing.assert_close(cut.layers[layer].query.weight, weight, rtol=0, atol=1e-6)
