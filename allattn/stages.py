@@ -116,13 +116,14 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
             if state is None or has_gates(state):
                 task = _task(settings, state or dense, source, record, Phase.gates)
                 if start < freeze:
-                    _fit(settings, task, corpus, folder, loggers, start, freeze, float("inf"))
+                    _fit(settings, task, corpus, folder, loggers, start, freeze, _best(state))
                 _remove_heads(folder, corpus)
                 state = read_checkpoint(folder.last)
                 start = state["allattn"]["step"]
             if start < steps:
-                task = _task(settings, state, folder.last, record, Phase.fine_tune)
-                _fit(settings, task, corpus, folder, loggers, start, steps, state["allattn"]["best"])
+                history = {name: state["allattn"][name] for name in ("pi", "heads_before")}
+                task = _task(settings, state, folder.last, record | history, Phase.fine_tune)
+                _fit(settings, task, corpus, folder, loggers, start, steps, _best(state))
             return _conclude_prune(settings, corpus, folder, loggers, dense, source, began)
 
 
@@ -196,6 +197,11 @@ def _sized(model: ModelConfig, corpus: Corpus) -> ModelConfig:
     config.vocabulary_size = corpus.vocabulary_size
     check_model(config)
     return config
+
+
+def _best(state: dict[str, Any] | None) -> float:
+    """The lowest validation loss so far, nats per token."""
+    return float("inf") if state is None else state["allattn"]["best"]
 
 
 def _record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:

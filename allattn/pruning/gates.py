@@ -26,7 +26,7 @@ def sample_gates(pi: Tensor, u: Tensor, config: GatesConfig) -> Tensor:
     """
     soft = soft_sample(pi, u, config)
     hard = (soft >= config.threshold).to(soft.dtype)
-    return hard + soft - soft.detach()
+    return hard + (soft - soft.detach())
 
 
 def soft_sample(pi: Tensor, u: Tensor, config: GatesConfig) -> Tensor:

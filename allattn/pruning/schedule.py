@@ -1,5 +1,6 @@
 """Optimizer step -> lambda and phase. Steps count completed optimizer updates, never micro-batches."""
 
+import math
 from enum import Enum
 
 from allattn.pruning.config import GatesConfig
@@ -19,11 +20,15 @@ def phase_at(config: GatesConfig, step: int) -> Phase:
 
 
 def target_at(config: GatesConfig, step: int) -> float:
-    """The target sparsity of this step: linear from 0 over the warm-up, then constant (Wang et al. 2020)."""
+    """The target sparsity of this step: linear over the warm-up, then constant (Wang et al. 2020).
+
+    It starts from the expected sparsity of the gates' initialization, so that the first lambda is 0.
+    """
     assert config.target_sparsity is not None
     if step >= config.lambda_warmup_steps:
         return config.target_sparsity
-    return config.target_sparsity * step / config.lambda_warmup_steps
+    initial = 1 / (1 + math.exp(config.initial_pi))
+    return initial + (config.target_sparsity - initial) * step / config.lambda_warmup_steps
 
 
 def heads_to_keep(target_sparsity: float, heads: int) -> int:

@@ -22,7 +22,7 @@ def random_scores(heads: Sequence[int], noise: torch.Generator) -> list[Tensor]:
 
 
 def magnitude_scores(model: AllAttentionLM, batches: Batches) -> list[Tensor]:
-    """Frobenius norm of each head's WO block times the mean norm of its output h_i over the text.
+    """Frobenius norm of each head's WO block times the mean norm of its output s_g h_i over the text.
 
     Args:
         model: in evaluation mode afterwards as before.

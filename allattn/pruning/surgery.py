@@ -58,6 +58,8 @@ def plan_removal(config: ModelConfig, gates: Sequence[Tensor], output_scaling: b
         raise InputError(
             "this model is an inference export with s_g absorbed into WO: prune from its training checkpoint"
         )
+    if len(gates) != config.layers:
+        raise InputError(f"gates of {len(gates)} layers were given for a model of {config.layers}")
     keep, kept, scales = [], [], []
     for layer, gate in enumerate(gates):
         values, present = gate.tolist(), config.kept(layer)

@@ -24,6 +24,8 @@ from allattn.pruning.surgery import RemovalPlan, cut_tensor, is_gone, plan_remov
 
 FORMAT_VERSION = 1
 TOKENIZER_FILE = "tokenizer.json"
+_ENTRIES = ["model", "phase", "step", "best", "memory", "data", "tokenizer_hash"]
+_ENTRIES += ["output_scaling", "target_sparsity"]
 _MODEL, _GATES = "model.", "gates.pi."  # prefixes in the state dict
 
 
@@ -75,7 +77,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: is not a checkpoint of allattn, or it is damaged (it does not load as plain tensors)"
         ) from None
     meta = checkpoint.get("allattn") if isinstance(checkpoint, dict) else None
-    if not isinstance(meta, dict) or "state_dict" not in checkpoint:
+    if not isinstance(meta, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise InputError(f"{path}: is not a checkpoint of allattn (it has no allattn entry)")
     version = meta.get("format_version")
     if version != FORMAT_VERSION:
@@ -83,6 +85,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: has checkpoint format {version}, this version of allattn reads {FORMAT_VERSION}; "
             "use the version that wrote it"
         )
+    missing = [name for name in _ENTRIES if name not in meta]
+    if missing:
+        raise InputError(f"{path}: is damaged: its allattn entry lacks {', '.join(missing)}")
     return checkpoint
 
 
@@ -114,6 +119,8 @@ def checked_tokenizer(path: Path, checkpoint: dict[str, Any]) -> Path:
         InputError: it is missing, or it belongs to another vocabulary.
     """
     tokenizer = path.parent / TOKENIZER_FILE
+    if not tokenizer.is_file():
+        raise InputError(f"{tokenizer}: is missing; the vocabulary of {path.name} must lie beside it")
     if tokenizer_hash(load_tokenizer(tokenizer)) != checkpoint["allattn"]["tokenizer_hash"]:
         raise InputError(
             f"{tokenizer}: is not the vocabulary that {path.name} was trained with (another hash); "
@@ -128,8 +135,9 @@ def build_model(config: ModelConfig, state: dict[str, Tensor], path: Path) -> Al
     Raises:
         InputError: a tensor is missing, superfluous or of another shape.
     """
-    model = AllAttentionLM(config)
     weights = {name.removeprefix(_MODEL): tensor for name, tensor in state.items() if name.startswith(_MODEL)}
+    double = any(getattr(tensor, "dtype", None) == torch.float64 for tensor in weights.values())
+    model = AllAttentionLM(config).to(torch.float64 if double else torch.float32)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -207,7 +215,8 @@ def cut_optimizer_state(state: dict[str, Any], plan: RemovalPlan) -> dict[str, A
             numbers.append(number)
             names.append(name)
             number += 1
-        groups.append({**group, "params": numbers, "param_names": names})
+        if numbers:
+            groups.append({**group, "params": numbers, "param_names": names})
     return {**state, "state": kept, "param_groups": groups}
 
 

@@ -64,7 +64,9 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
     """Whole rows of a metrics.csv without their empty cells; [] where there is no file."""
     if not path.exists():
         return []
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    whole = [row for row in rows if None not in row.values()]  # an interrupted write leaves a short row
+    text = path.read_text()
+    rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
+    whole = [
+        row for row in rows if None not in row.values()
+    ]  # an interrupted write leaves a short row, or no line end
     return [{name: value for name, value in row.items() if value} for row in whole]

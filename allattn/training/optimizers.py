@@ -72,7 +72,10 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer over `parameter_groups`.
 
-    LAMB is pytorch-optimizer's (You et al., without bias correction); AdamW and Muon are torch's.
+    LAMB is pytorch-optimizer's (You et al.; moments without bias correction, so that a step's size is the
+    learning rate times the weight's norm from the first step on). Gates take LAMB's Adam direction without
+    its trust ratio, whose steps are a share of the norm of pi and can never carry pi through 0. AdamW and
+    Muon are torch's.
 
     Args:
         groups: from `parameter_groups`.
@@ -83,6 +86,7 @@ def make_optimizer(
     if config.name is OptimizerName.lamb:
         from pytorch_optimizer import Lamb
 
+        groups = [{**group, "adam": group["name"] == "gates", "adam_debias": True} for group in groups]
         return Lamb(groups, lr=config.learning_rate, betas=betas, eps=config.eps)
     if config.name is OptimizerName.muon:
         return MuonWithAdamW(groups, config.learning_rate, betas, config.eps)

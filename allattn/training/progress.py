@@ -182,7 +182,7 @@ class BetweenSteps(Callback):
         if not torch.isfinite(torch.as_tensor(loss)):
             raise InputError(
                 f"the loss is not finite at step {step} (learning rate {task.last['learning_rate']:.3g}); "
-                f"the last good checkpoint is {self.folder.last}; lower optimizer.learning_rate or "
+                f"{self.folder.last_saved()}; lower optimizer.learning_rate or "
                 "optimizer.gradient_clip"
             )
 

@@ -34,6 +34,10 @@ class RunFolder:
         """The result of a run that is done."""
         return json.loads(self.result.read_text()) if self.result.exists() else None
 
+    def last_saved(self) -> str:
+        """Which checkpoint an error leaves behind."""
+        return f"the last good checkpoint is {self.last}" if self.last.exists() else "nothing was saved yet"
+
     def write_result(self, result: dict[str, Any]) -> None:
         """Write result.json; its presence says that the run is done."""
         partial = self.result.with_name("result.json.partial")
@@ -79,19 +83,33 @@ def open_run_folder(path: Path, config: dict[str, Any], accept_changes: bool) ->
         raise InputError(f"{path}: the run folder cannot be written ({error.strerror})") from None
     try:
         if folder.config.exists():
-            differing = _differences(yaml.safe_load(folder.config.read_text()), config)
-            if differing and not accept_changes:
+            differing = _differences(_read_config(folder.config), config)
+            if differing and (folder.result.exists() or not accept_changes):
                 raise InputError(
                     f"{path}: holds a run with other settings ({'; '.join(differing)}); give this run "
                     "another name=, or go on with the changed ones by resume=changed"
                 )
         elif folder.last.exists() or folder.result.exists():
             raise InputError(f"{path}: holds results but no config.yaml; give this run another name=")
-        folder.config.write_text(yaml.safe_dump(config, sort_keys=False))
+        partial = folder.config.with_name("config.yaml.partial")
+        partial.write_text(yaml.safe_dump(config, sort_keys=False))
+        partial.replace(folder.config)
         folder.checkpoints.mkdir(exist_ok=True)
         yield folder
     finally:
         lock.release()
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError):
+        config = None
+    if not isinstance(config, dict):
+        raise InputError(
+            f"{path}: is damaged, so it cannot be told whether this run goes on; give another name="
+        )
+    return config
 
 
 def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -106,7 +106,7 @@ def fit(
                 f"out of memory at step {trainer.global_step}: raise trainer.accumulation="
                 f"{trainer_config.accumulation} (the same update in smaller groups), or lower "
                 f"schedule.batch_size={schedule.batch_size} or schedule.segment_length="
-                f"{schedule.segment_length}; {folder.last} holds the last checkpoint"
+                f"{schedule.segment_length}; {folder.last_saved()}"
             ) from error
     if between.stop_signal is not None:
         raise Interrupted(

@@ -60,9 +60,6 @@ def test_share_of_stretched_samples_above_zero() -> None:
     assert float(soft.max()) == 1, "with zeta above 1 a gate can be fully open"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="hard + soft - soft.detach() rounds: write hard + (soft - soft.detach())"
-)
 def test_sampled_gates_are_exactly_zero_or_one() -> None:
     pi = torch.full((SAMPLES,), 0.3)
     gates = sample_gates(pi, uniform(SAMPLES).float(), CONFIG)
@@ -235,14 +232,9 @@ def test_lambda_zero_gives_no_gradient_from_the_penalty(random_model: Models) ->
     torch.testing.assert_close(full - off, torch.full((24,), 0.5 * p * (1 - p)), rtol=1e-3, atol=1e-6)
 
 
-_SHRINKS = pytest.mark.xfail(
-    strict=True, reason="LAMB's steps are a share of the norm of pi: all gates shrink together, none closes"
-)
-
-
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=_SHRINKS if n is OptimizerName.lamb else ()) for n in OptimizerName],
+    list(OptimizerName),
     ids=str,
 )
 def test_without_data_loss_every_gate_falls_and_closes(random_model: Models, name: OptimizerName) -> None:

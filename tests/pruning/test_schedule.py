@@ -70,7 +70,6 @@ def test_contradictory_settings_are_refused(changes: dict[str, Any], named: str)
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.xfail(strict=True, reason="check_gates lets numbers through that are not finite")
 @pytest.mark.parametrize("name", ["lambda_max", "initial_pi", "beta", "gamma", "zeta", "learning_rate_ratio"])
 def test_numbers_that_are_not_finite_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=f"gates.{name}"):

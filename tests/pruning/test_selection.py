@@ -78,7 +78,7 @@ def magnitude_by_loops(model: AllAttentionLM, batches: Batches) -> list[list[flo
             total = layer.bias.expand_as(x)
             for head in range(len(layer.heads_kept)):
                 out = head_output(layer, x, memory, table, head)
-                norms[index][head].append(out.pow(2).sum(-1).sqrt())
+                norms[index][head].append(layer.scale * out.pow(2).sum(-1).sqrt())  # as it counts: s_g h_i
                 block = layer.output.weight[:, head * layer.head_width : (head + 1) * layer.head_width]
                 total = total + layer.scale * out @ block.T
             x = x + total
@@ -284,11 +284,8 @@ def test_stopped_run_goes_on_with_the_same_heads(
     for name, tensor in left["state_dict"].items():
         assert torch.equal(tensor, right["state_dict"][name]), name
     rows = [
-        [
-            {name: value for name, value in row.items() if name not in MEASURED}
-            for row in read_metrics(f.metrics)
-        ]
-        for f in (whole, again)
+        [{n: v for n, v in row.items() if n not in MEASURED} for row in read_metrics(folder.metrics)]
+        for folder in (whole, again)
     ]
     assert rows[0] == rows[1]
 

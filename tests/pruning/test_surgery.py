@@ -72,16 +72,6 @@ CASES = {
 }
 
 
-_EMPTY_GROUP = pytest.mark.xfail(
-    strict=True,
-    reason="cut_optimizer_state keeps the empty group layer_matrices, which no optimizer then has",
-)
-WITH_NO_HEADS_BUG = [
-    pytest.param(gates, marks=_EMPTY_GROUP if name == "no heads at all" else ())
-    for name, gates in CASES.items()
-]
-
-
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("gates", CASES.values(), ids=CASES)
 def test_cut_model_equals_the_gated_one(
@@ -186,7 +176,6 @@ def test_gates_that_do_not_fit_are_refused(random_model: Models, gates: list[lis
         plan_for(random_model(), gates)
 
 
-@pytest.mark.xfail(strict=True, reason="plan_removal does not compare the number of layers")
 def test_gates_of_too_few_layers_are_refused(random_model: Models) -> None:
     with pytest.raises(InputError):
         plan_for(random_model(), [OPEN] * 2)
@@ -224,7 +213,7 @@ def test_any_set_of_heads_can_go(random_model: Models, log_probs: LogProbs, gate
     )
 
 
-@pytest.mark.parametrize("gates", WITH_NO_HEADS_BUG, ids=CASES)
+@pytest.mark.parametrize("gates", list(CASES.values()), ids=CASES)
 @pytest.mark.parametrize("name", OptimizerName, ids=str)
 def test_moments_are_cut_like_their_parameters(
     random_model: Models, name: OptimizerName, gates: list[list[int]]

@@ -48,7 +48,6 @@ class KillIn:
     number: signal.Signals = signal.SIGKILL
 
 
-
 class Started:
     """A process that runs one command."""
 

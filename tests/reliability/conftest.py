@@ -3,9 +3,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import run
 
 from allattn.training.run_folder import RunFolder
-from commands import run
 
 Arguments = Callable[..., list[str]]
 DROPOUTS = ("attention", "projection", "input", "output", "word")

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from commands import KILLED, PATIENCE, ROOT, KillIn, last_step, rows, run, start
 
 from allattn.training.checkpoints import FORMAT_VERSION, read_checkpoint, write_atomically
 from allattn.training.run_folder import RunFolder
-from commands import KILLED, PATIENCE, ROOT, KillIn, last_step, rows, run, start
 
 Arguments = Callable[..., list[str]]
 PRETRAIN = "schedule.steps=40"
@@ -134,7 +134,9 @@ def test_pruning_killed_three_times_across_the_freeze(
 
 IN_PRETRAINING = [  # each start goes on from where the one before was killed; checkpoints come every 5 steps
     KillIn("allattn.stages:_fit", 1),  # before the first step
-    KillIn("allattn.training.checkpoints:torch.save", 1, "middle"),  # at step 5: there is no earlier checkpoint
+    KillIn(
+        "allattn.training.checkpoints:torch.save", 1, "middle"
+    ),  # at step 5: there is no earlier checkpoint
     KillIn("allattn.training.language_task:LanguageTask.training_step", 13),
     KillIn("allattn.training.language_task:LanguageTask.on_before_optimizer_step", 3, "after"),
     KillIn("allattn.training.metrics:CsvMetrics.log_metrics", 10),  # at step 20: evaluated, not logged

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from commands import PATIENCE, ROOT, KillIn, last_step, numbers, run, start, start_two
 
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.run_folder import RunFolder
-from commands import PATIENCE, ROOT, KillIn, last_step, numbers, run, start, start_two
 
 Arguments = Callable[..., list[str]]
 TWO = ("trainer.devices=2", "trainer.strategy=ddp")
@@ -68,7 +68,12 @@ def pruned(
         if name == "two":
             run_in_two("prune.py", arguments)
         else:
-            run(base / "output", "prune.py", *arguments, f"trainer.accumulation={name[-1] if '_' in name else 1}")
+            run(
+                base / "output",
+                "prune.py",
+                *arguments,
+                f"trainer.accumulation={name[-1] if '_' in name else 1}",
+            )
     return folders
 
 

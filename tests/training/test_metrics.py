@@ -54,7 +54,6 @@ def test_a_half_written_last_row_is_dropped(path: Path, tail: str) -> None:
     assert [row["step"] for row in read_metrics(path)] == ["10", "20", "30", "41"]
 
 
-@pytest.mark.xfail(strict=True, reason="read_metrics takes a row without its line end for a whole one")
 def test_a_row_cut_in_its_last_cell_is_dropped(path: Path) -> None:
     with path.open("a") as file:
         file.write("40,2.5,fine_tune,4.1")  # of 4.125

@@ -132,7 +132,6 @@ def test_learning_rates_of_the_groups(tiny_config: Callable[..., ModelConfig], n
     assert set(rates.values()) == {0.01}
 
 
-@pytest.mark.xfail(strict=True, reason="Lamb divides its step by 1 - beta1^t unless it gets adam_debias=True")
 def test_lamb_step_against_its_formula() -> None:
     """m = 0.1 g, v = 0.001 g^2, update = m / (sqrt v + eps), times |w| / |update| (You et al.)."""
     weight = torch.nn.Parameter(torch.tensor([3.0, 4.0], dtype=torch.float64))

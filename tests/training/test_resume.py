@@ -134,7 +134,6 @@ def test_best_validation_loss_is_remembered_in_pretraining(
     assert read_checkpoint(folder.best)["allattn"]["step"] == 4
 
 
-@pytest.mark.xfail(strict=True, reason="stages.prune passes best=inf when the gate phase goes on")
 def test_best_validation_loss_is_remembered_in_the_gate_phase(
     runs: Any, stop: Any, dense_run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

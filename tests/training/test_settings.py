@@ -182,7 +182,6 @@ def test_contradictory_settings_are_refused(override: str, named: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.xfail(strict=True, reason="check_training lets numbers through that are not finite")
 @pytest.mark.parametrize("override", ["optimizer.learning_rate=nan", "optimizer.weight_decay=nan"])
 def test_numbers_that_are_not_finite_are_refused(override: str) -> None:
     with pytest.raises(InputError):

@@ -133,15 +133,7 @@ def test_penalty_is_part_of_the_loss_before_the_freeze(runs: Any, rows: Rows, de
 @pytest.mark.parametrize(
     "initial_pi",
     [
-        pytest.param(
-            -1.0,
-            id="every head goes",
-            marks=pytest.mark.xfail(
-                strict=True,
-                raises=ValueError,
-                reason="cut_optimizer_state keeps an empty group: the run ends",
-            ),
-        ),
+        pytest.param(-1.0, id="every head goes"),
         pytest.param(3.0, id="every head stays"),
     ],
 )
