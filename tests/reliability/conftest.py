@@ -81,9 +81,9 @@ def pruning(tiny: Arguments) -> Arguments:
             "schedule.steps=24",
             "gates.freeze_step=12",
             "gates.lambda_warmup_steps=4",
-            "gates.lambda_max=0.02",
+            "gates.lambda_max=0.005",
             "gates.initial_pi=0.1",
-            "gates.learning_rate_ratio=40",
+            "gates.learning_rate_ratio=20",
             *changes,
         )
 

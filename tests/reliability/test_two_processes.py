@@ -178,15 +178,33 @@ def test_goes_on_at_the_freeze(
     pruning: Arguments,
     dense_without_dropout: RunFolder,
 ) -> None:
-    """Processes that are all started from outside (torchrun, Slurm); the first is slow to remove the heads."""
+    """Processes all started from outside (torchrun, Slurm); the first is slow to remove the heads."""
     arguments = pruning(at_the_freeze, dense_without_dropout.last, *TWO)
     slow = KillIn("allattn.stages:cut_checkpoint", 1, number=signal.SIGSTOP)
     first, second = started = start_two(tmp_path, "prune.py", *arguments, kill_in=(slow, None))
-    second.wait_for(3)
+    second.wait_for(2)
     first.send(signal.SIGCONT)
     statuses = [one.wait() for one in started]
     assert statuses == [0, 0], started[0].output + started[1].output
     assert numbers(at_the_freeze, "loss") == numbers(pruned["two"], "loss")
+
+
+def test_first_process_may_be_the_slower_one(
+    tmp_path: Path, pretraining: Arguments, trained: dict[str, RunFolder]
+) -> None:
+    """The second does not need what the first has not yet made."""
+    folder = RunFolder(tmp_path / "run")
+    arguments = pretraining(folder, f"schedule.steps={STEPS}", *TWO, dropout=0.0)
+    slow = KillIn("allattn.stages:open_run_folder", 1, number=signal.SIGSTOP)
+    first, second = started = start_two(tmp_path, "train.py", *arguments, kill_in=(slow, None))
+    second.wait_for(2)
+    first.send(signal.SIGCONT)
+    second.wait_for(20)
+    if not second.running and not folder.result.exists():
+        first.send(signal.SIGKILL)  # it would wait for the second
+    statuses = [one.wait() for one in started]
+    assert statuses == [0, 0], started[1].output
+    assert numbers(folder, "loss") == pytest.approx(numbers(trained["two"], "loss"), rel=RELATIVE)
 
 
 @pytest.mark.parametrize("told", [0, 1])
@@ -194,6 +212,8 @@ def test_signal_to_one_process_stops_both(
     tmp_path: Path, pruning: Arguments, dense_without_dropout: RunFolder, told: int
 ) -> None:
     folder = RunFolder(tmp_path / "run")
+    folder.checkpoints.mkdir(parents=True)
+    shutil.copy(dense_without_dropout.tokenizer, folder.tokenizer)
     started = start_two(tmp_path, "prune.py", *pruning(folder, dense_without_dropout.last, *TWO))
     started[told].send_when(signal.SIGTERM, lambda: last_step(folder) >= 3)
     statuses = [one.wait() for one in started]
