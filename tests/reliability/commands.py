@@ -76,9 +76,10 @@ class Started:
             raise AssertionError(f"the process did not end:\n{self.output}")
         return self._process.exitcode
 
-    def wait_for(self, seconds: float) -> None:
-        """Wait until the process has ended, but not longer than that."""
+    def wait_for(self, seconds: float) -> bool:
+        """Wait until the process has ended, but not longer than that; whether it has."""
         self._process.join(seconds)
+        return not self.running
 
     def send_when(self, number: signal.Signals, moment: Callable[[], bool]) -> None:
         """Send a signal as soon as `moment` is true."""
@@ -136,6 +137,17 @@ def start_two(
         )
         for rank in range(2)
     ]
+
+
+def wait_for_both(started: list[Started]) -> list[int]:
+    """Exit statuses of two processes that work together; where one fails, the other is ended soon."""
+    until = time.monotonic() + PATIENCE
+    while all(one.running for one in started) and time.monotonic() < until:
+        time.sleep(0.01)
+    for one in started:
+        if not one.wait_for(10):
+            one.send(signal.SIGKILL)
+    return [one.wait() for one in started]
 
 
 def _run(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import PATIENCE, ROOT, KillIn, last_step, numbers, run, start, start_two
+from commands import PATIENCE, ROOT, KillIn, last_step, numbers, run, start, start_two, wait_for_both
 
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.run_folder import RunFolder
@@ -184,7 +184,7 @@ def test_goes_on_at_the_freeze(
     first, second = started = start_two(tmp_path, "prune.py", *arguments, kill_in=(slow, None))
     second.wait_for(2)
     first.send(signal.SIGCONT)
-    statuses = [one.wait() for one in started]
+    statuses = wait_for_both(started)
     assert statuses == [0, 0], started[0].output + started[1].output
     assert numbers(at_the_freeze, "loss") == numbers(pruned["two"], "loss")
 
@@ -199,10 +199,7 @@ def test_first_process_may_be_the_slower_one(
     first, second = started = start_two(tmp_path, "train.py", *arguments, kill_in=(slow, None))
     second.wait_for(2)
     first.send(signal.SIGCONT)
-    second.wait_for(20)
-    if not second.running and not folder.result.exists():
-        first.send(signal.SIGKILL)  # it would wait for the second
-    statuses = [one.wait() for one in started]
+    statuses = wait_for_both(started)
     assert statuses == [0, 0], started[1].output
     assert numbers(folder, "loss") == pytest.approx(numbers(trained["two"], "loss"), rel=RELATIVE)
 
@@ -216,6 +213,6 @@ def test_signal_to_one_process_stops_both(
     shutil.copy(dense_without_dropout.tokenizer, folder.tokenizer)
     started = start_two(tmp_path, "prune.py", *pruning(folder, dense_without_dropout.last, *TWO))
     started[told].send_when(signal.SIGTERM, lambda: last_step(folder) >= 3)
-    statuses = [one.wait() for one in started]
+    statuses = wait_for_both(started)
     assert statuses == [143, 143], started[0].output + started[1].output
     assert read_checkpoint(folder.last)["allattn"]["step"] == last_step(folder) < 12

@@ -1,0 +1,112 @@
+"""Mixed precision and torch.compile: near float32's numbers, with the sensitive parts in float32."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import open_dict
+
+from allattn.model.language_model import AllAttentionLM
+from allattn.pruning.config import GatesConfig
+from allattn.pruning.gates import HeadGates
+from allattn.settings import pretrain_settings, register
+from allattn.training.run_folder import RunFolder
+from commands import ROOT, numbers, run, start
+
+Arguments = Callable[..., list[str]]
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def float32(tmp_path_factory: pytest.TempPathFactory, pretraining: Arguments) -> RunFolder:
+    """A run in float32, not compiled, without dropout."""
+    base = tmp_path_factory.mktemp("float32")
+    folder = RunFolder(base / "run")
+    run(base / "output", "train.py", *pretraining(folder, f"schedule.steps={STEPS}", dropout=0.0))
+    return folder
+
+
+def test_bf16_mixed_trains_near_float32(tmp_path: Path, pretraining: Arguments, float32: RunFolder) -> None:
+    folder = RunFolder(tmp_path / "run")
+    arguments = pretraining(folder, f"schedule.steps={STEPS}", "trainer.precision=bf16-mixed", dropout=0.0)
+    run(tmp_path / "output", "train.py", *arguments)
+    mixed, plain = numbers(folder, "loss"), numbers(float32, "loss")
+    assert mixed[0] == pytest.approx(plain[0], rel=0.02)
+    assert mixed != plain, "the precision is used"
+    assert mixed == pytest.approx(plain, rel=0.05)
+
+
+def test_bf16_mixed_pruning(tmp_path: Path, pruning: Arguments, dense: RunFolder) -> None:
+    folder = RunFolder(tmp_path / "run")
+    run(tmp_path / "output", "prune.py", *pruning(folder, dense.last), "trainer.precision=bf16-mixed")
+    losses = numbers(folder, "loss")
+    assert len(losses) == 24
+    assert all(0 < loss < 10 for loss in losses)
+    state = torch.load(folder.gates, weights_only=True)["state_dict"]
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("cutoffs", [[10, 30], []])
+def test_losses_gates_and_weights_are_float32_under_autocast(
+    random_model: Callable[..., AllAttentionLM], cutoffs: list[int]
+) -> None:
+    """bfloat16 has steps of 1/64 at 4 nats: a loss that passed through it would be a multiple of them."""
+    model = random_model(cutoffs=cutoffs)
+    gates = HeadGates(GatesConfig(), [8] * 3, 8, [1.0] * 3)
+    ids = torch.randint(50, (2, 11), generator=torch.Generator().manual_seed(0))
+    seen: list[Any] = []
+    hook = model.layers[0].query.register_forward_hook(lambda *call: seen.append(call[2].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        sampled = gates.sample(torch.Generator().manual_seed(0))
+        multipliers = gates.multipliers(sampled)
+        nats, memory = model(ids[:, :-1], ids[:, 1:], model.empty_memory(2), multipliers)
+        (nats.mean() + gates.penalty()).backward()
+    hook.remove()
+    assert seen == [torch.bfloat16], "autocast was on"
+    assert nats.dtype == gates.penalty().dtype == torch.float32
+    assert {gate.dtype for gate in [*sampled, *multipliers]} == {torch.float32}
+    assert {layer.dtype for layer in memory} == {torch.float32}
+    assert not torch.equal(nats, nats.bfloat16().float())
+    assert {p.grad.dtype for p in [*model.parameters(), *gates.parameters()] if p.grad is not None} == {
+        torch.float32
+    }
+    probabilities = model.softmax.log_probs(
+        model.hidden(ids, model.empty_memory(2))[0], model.embedding
+    ).exp()
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(2, 11), rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_layers_give_the_same_losses(
+    tmp_path: Path, pretraining: Arguments, float32: RunFolder
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    arguments = pretraining(folder, f"schedule.steps={STEPS}", "trainer.compile=true", dropout=0.0)
+    run(tmp_path / "output", "train.py", *arguments)
+    for column in ("loss", "valid_loss", "gradient_norm"):
+        expected = numbers(float32, column)
+        assert numbers(folder, column) == pytest.approx(expected, rel=1e-4), column
+    assert len(numbers(folder, "loss")) == STEPS
+    assert numbers(folder, "loss") != numbers(float32, "loss"), "another kernel rounds otherwise"
+
+
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "32-true"])
+def test_precisions_are_accepted(precision: str) -> None:
+    register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("train", ["experiment=demo", f"trainer.precision={precision}"])
+    with open_dict(config):
+        config.pop("hydra", None)
+    assert pretrain_settings(config).trainer.precision == precision
+
+
+def test_an_unknown_precision_is_refused_in_one_line(tmp_path: Path, pretraining: Arguments) -> None:
+    folder = RunFolder(tmp_path / "run")
+    started = start(tmp_path / "output", "train.py", *pretraining(folder), "trainer.precision=float99")
+    assert started.wait() == 2, started.output
+    assert "error: trainer.precision=float99" in started.output
+    assert "Traceback" not in started.output
