@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from allattn.data.config import FILE_SETTINGS, DataConfig, Source
@@ -117,8 +116,7 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
                 task = _task(settings, state or dense, source, record, Phase.gates)
                 if start < freeze:
                     _fit(settings, task, corpus, folder, loggers, start, freeze, _best(state))
-                _remove_heads(folder, corpus)
-                state = read_checkpoint(folder.last)
+                state = _remove_heads(folder)
                 start = state["allattn"]["step"]
             if start < steps:
                 history = {name: state["allattn"][name] for name in ("pi", "heads_before")}
@@ -260,17 +258,22 @@ def _fit(
     )
 
 
-def _remove_heads(folder: RunFolder, corpus: Corpus) -> None:
-    """Turn the checkpoint of the freeze into one of the smaller model; gates.ckpt keeps the one before."""
+def _remove_heads(folder: RunFolder) -> dict[str, Any]:
+    """The checkpoint of the freeze with its closed heads removed; gates.ckpt keeps the one before.
+
+    Every process cuts for itself, which gives the same everywhere, and the first one writes; the others wait
+    for it where the next fit begins.
+    """
+    gated = read_checkpoint(folder.last)
+    if not has_gates(gated):
+        return gated  # the first process was faster
+    cut, plan = cut_checkpoint(gated)
+    cut["allattn"]["best"] = float("inf")  # dense scores do not count for the smaller model
     if is_first_process():
-        gated = read_checkpoint(folder.last)
-        cut, plan = cut_checkpoint(gated)
-        cut["allattn"]["best"] = float("inf")  # dense scores do not count for the smaller model
         write_atomically(gated, folder.gates)
         write_atomically(cut, folder.last)
         print(plan)
-    if dist.is_available() and dist.is_initialized():
-        dist.barrier()
+    return cut
 
 
 def _scores(model: AllAttentionLM, corpus: Corpus, settings: RunSettings) -> dict[str, Score]:

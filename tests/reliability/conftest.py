@@ -1,5 +1,6 @@
+import multiprocessing
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,15 @@ from allattn.training.run_folder import RunFolder
 
 Arguments = Callable[..., list[str]]
 DROPOUTS = ("attention", "projection", "input", "output", "word")
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    """End what a failed test left running."""
+    yield
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join()
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run
 from tokenizers import Tokenizer
 
 from allattn.training.run_folder import RunFolder
-from commands import run
 
 Arguments = Callable[..., list[str]]
 VOCABULARY = 300

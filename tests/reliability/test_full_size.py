@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import ROOT, numbers
 
 from allattn.training.run_folder import RunFolder
-from commands import ROOT, numbers
 
 VOCABULARY = 267_735
 GIB = 2**30

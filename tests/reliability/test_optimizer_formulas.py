@@ -215,11 +215,12 @@ def test_gates_learn_at_their_own_rate(tiny_config: Callable[..., ModelConfig]) 
     settings = OptimizerConfig(OptimizerName.adamw, 0.01, eps=0.0)
     optimizer = make_optimizer(parameter_groups(model, gates, settings, 7.0), settings)
     set_learning_rates(optimizer, settings.learning_rate, 0.5)
-    before = [model.layers[0].bias.detach().clone(), gates.pi[0].detach().clone()]
-    model.layers[0].bias.grad = torch.ones(32)
+    layer: Any = model.layers[0]
+    before = [layer.bias.detach().clone(), gates.pi[0].detach().clone()]
+    layer.bias.grad = torch.ones(32)
     gates.pi[0].grad = torch.ones(8)
     optimizer.step()
-    moved = [before[0] - model.layers[0].bias.detach(), before[1] - gates.pi[0].detach()]
+    moved = [before[0] - layer.bias.detach(), before[1] - gates.pi[0].detach()]
     torch.testing.assert_close(moved[0], torch.full((32,), 0.005))
     torch.testing.assert_close(moved[1], torch.full((8,), 0.035))
 
@@ -235,7 +236,7 @@ def test_gates_learn_at_their_own_rate(tiny_config: Callable[..., ModelConfig]) 
         ({}, 7, 3),
     ],
 )
-def test_lengths_in_tokens_become_steps(given: dict[str, int], steps: int, warmup: int) -> None:
+def test_lengths_in_tokens_become_steps(given: dict[str, Any], steps: int, warmup: int) -> None:
     schedule = in_steps(ScheduleConfig(batch_size=4, segment_length=6, steps=7, warmup_steps=3, **given))
     assert (schedule.steps, schedule.warmup_steps) == (steps, warmup)
     assert in_steps(schedule) == schedule

@@ -1,5 +1,6 @@
 """Mixed precision and torch.compile: near float32's numbers, with the sensitive parts in float32."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from commands import ROOT, numbers, run, start
 from hydra import compose, initialize_config_dir
 from omegaconf import open_dict
 
+from allattn.model.core import attend_plain
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.gates import HeadGates
 from allattn.settings import pretrain_settings, register
 from allattn.training.run_folder import RunFolder
-from commands import ROOT, numbers, run, start
 
 Arguments = Callable[..., list[str]]
 STEPS = 6
@@ -59,7 +61,8 @@ def test_losses_gates_and_weights_are_float32_under_autocast(
     gates = HeadGates(GatesConfig(), [8] * 3, 8, [1.0] * 3)
     ids = torch.randint(50, (2, 11), generator=torch.Generator().manual_seed(0))
     seen: list[Any] = []
-    hook = model.layers[0].query.register_forward_hook(lambda *call: seen.append(call[2].dtype))
+    layer: Any = model.layers[0]
+    hook = layer.query.register_forward_hook(lambda *call: seen.append(call[2].dtype))
     with torch.autocast("cpu", torch.bfloat16):
         sampled = gates.sample(torch.Generator().manual_seed(0))
         multipliers = gates.multipliers(sampled)
@@ -81,17 +84,58 @@ def test_losses_gates_and_weights_are_float32_under_autocast(
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_layers_give_the_same_losses(
-    tmp_path: Path, pretraining: Arguments, float32: RunFolder
-) -> None:
-    folder = RunFolder(tmp_path / "run")
-    arguments = pretraining(folder, f"schedule.steps={STEPS}", "trainer.compile=true", dropout=0.0)
-    run(tmp_path / "output", "train.py", *arguments)
+def test_compiled_layers_give_the_same_losses(tmp_path: Path, pretraining: Arguments) -> None:
+    """One layer and evaluation in training's shapes, as every new shape takes seconds to compile."""
+    small = ("schedule.steps=5", "model.layers=1", "eval.rows=4", "eval.segment_length=6")
+    plain, compiled = (RunFolder(tmp_path / name) for name in ("plain", "compiled"))
+    run(tmp_path / "output", "train.py", *pretraining(plain, *small, dropout=0.0))
+    arguments = pretraining(compiled, *small, "trainer.compile=true", dropout=0.0)
+    output = run(tmp_path / "output", "train.py", *arguments).output
     for column in ("loss", "valid_loss", "gradient_norm"):
-        expected = numbers(float32, column)
-        assert numbers(folder, column) == pytest.approx(expected, rel=1e-4), column
-    assert len(numbers(folder, "loss")) == STEPS
-    assert numbers(folder, "loss") != numbers(float32, "loss"), "another kernel rounds otherwise"
+        assert numbers(compiled, column) == pytest.approx(numbers(plain, column), rel=1e-4), column
+    assert len(numbers(compiled, "loss")) == 5
+    assert numbers(compiled, "loss") != numbers(plain, "loss"), "another kernel rounds otherwise"
+    assert "recompile_limit" not in output
+
+
+def test_the_core_compiles_to_one_graph() -> None:
+    """A break would split every layer into pieces that torch.compile cannot fuse."""
+    noise = torch.Generator().manual_seed(0)
+    batch, queries, keys, heads, width, vectors = 2, 6, 10, 4, 4, 4
+    shapes = [
+        (batch, queries, heads, width),
+        (batch, keys, heads, width),
+        (batch, keys, heads, width),
+        (keys, heads, width),
+        (heads, width),
+        (heads, width),
+        (vectors, heads, width),
+        (vectors, heads, width),
+    ]
+    inputs = [torch.randn(shape, generator=noise) for shape in shapes]
+    explained = torch._dynamo.explain(attend_plain)(*inputs, 4, 0.0)
+    assert explained.graph_break_count == 0, [reason.reason for reason in explained.break_reasons]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_pruning_gives_the_same_losses(
+    tmp_path: Path, pruning: Arguments, pretraining: Arguments
+) -> None:
+    """Layers of different head counts, with and without gradient, all stay compiled."""
+    base = RunFolder(tmp_path / "dense")
+    sizes = ("schedule.steps=10", "model.layers=4")
+    run(tmp_path / "output", "train.py", *pretraining(base, *sizes, dropout=0.0))
+    plain, compiled = (RunFolder(tmp_path / name) for name in ("plain", "compiled"))
+    run(tmp_path / "output", "prune.py", *pruning(plain, base.last))
+    output = run(
+        tmp_path / "output", "prune.py", *pruning(compiled, base.last, "trainer.compile=true")
+    ).output
+    kept = [json.loads(folder.result.read_text())["pruned"]["heads_kept"] for folder in (plain, compiled)]
+    assert kept[0] == kept[1]
+    assert len(set(map(len, kept[0]))) > 1, "layers differ"
+    assert numbers(compiled, "loss") == pytest.approx(numbers(plain, "loss"), rel=1e-3)
+    assert "recompile_limit" not in output, "the rest would have run uncompiled"
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "32-true"])
