@@ -57,6 +57,11 @@ def run_command(
         raise SystemExit(BAD_INPUT) from None
     except (InputError, Interrupted) as error:
         _leave(error)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def register_command(name: str, schema: type) -> str:

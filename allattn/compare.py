@@ -27,7 +27,7 @@ def main(config: DictConfig) -> None:
     assert isinstance(settings, CompareSettings)
     runs, unfinished = read_runs(Path(folder).expanduser() for folder in settings.runs)
     for folder in unfinished:
-        print(f"unfinished, left out: {folder}")
+        print(f"without a readable result, left out: {folder}")
     if not runs:
         raise InputError(f"no finished pruning run below {', '.join(settings.runs)}")
     if len({run.comparable for run in runs}) > 1:
@@ -35,6 +35,14 @@ def main(config: DictConfig) -> None:
             "the runs differ in text, vocabulary or tokens scored, so their perplexities do not compare: "
             "give runs=[FOLDER,...] of one text"
         )
+    seen: dict[tuple[str, int], Path] = {}
+    for run in runs:
+        if (run.variant, run.seed) in seen:
+            raise InputError(
+                f"{seen[run.variant, run.seed]} and {run.folder} are both {run.variant} with seed {run.seed} "
+                "and differ in other settings: give runs=[FOLDER,...] of one study"
+            )
+        seen[run.variant, run.seed] = run.folder
     print(markdown(compare(runs)))
 
 

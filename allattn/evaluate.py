@@ -10,12 +10,11 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from allattn.command import register_command, run_command
 from allattn.data.config import DataConfig, Source
-from allattn.data.corpus import prepare
 from allattn.errors import InputError
 from allattn.report.summary import score_record
-from allattn.stages import data_of
+from allattn.stages import corpus_of
 from allattn.training.checkpoints import checked_tokenizer, load_model, read_checkpoint
-from allattn.training.config import EvaluationConfig
+from allattn.training.config import EvaluationConfig, check_evaluation
 from allattn.training.scoring import score_split
 
 
@@ -46,10 +45,15 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     """
     path = Path(settings.checkpoint).expanduser()
     checkpoint = read_checkpoint(path)
-    data = data_of(settings.data, checkpoint, checked_tokenizer(path, checkpoint))
-    corpus = prepare(data)
-    model = load_model(path).model.to(torch.device(settings.device))
-    result = score_split(model, corpus, settings.split.value, settings.eval)
+    check_evaluation(settings.eval)
+    _, corpus = corpus_of(settings.data, checkpoint, checked_tokenizer(path, checkpoint))
+    try:
+        model = load_model(path).model.to(torch.device(settings.device))
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"device={settings.device} cannot be used here ({str(error).splitlines()[0]})"
+        ) from None
+    result = score_split(model, corpus, settings.split.value, settings.eval, progress=True)
     kept = [len(model.config.kept(layer)) for layer in range(model.config.layers)]
     print(
         f"{settings.split.value}: perplexity per word {result.word_perplexity:.4f}, "

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -101,6 +102,13 @@ def prune_settings(config: DictConfig) -> PruneSettings:
 def _check_run(settings: RunSettings) -> None:
     if min(settings.schedule.batch_size, settings.schedule.segment_length) > 0:
         settings.schedule = in_steps(settings.schedule)
+    if settings.seed < 0:
+        raise InputError(f"seed={settings.seed}: must not be negative")
+    parts = Path(settings.name).parts
+    if not parts or Path(settings.name).is_absolute() or ".." in parts:
+        raise InputError(
+            f"name={settings.name}: give the run a name, a folder below runs_folder={settings.runs_folder}"
+        )
     check_data(settings.data)
     check_training(settings.optimizer, settings.schedule, settings.eval, settings.trainer)
 

@@ -4,13 +4,14 @@ import copy
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from allattn.data.config import FILE_SETTINGS, DataConfig, Source
+from allattn.data.config import FILE_SETTINGS, DataConfig, Source, check_data
 from allattn.data.corpus import Corpus, prepare
 from allattn.data.vocabulary import save_tokenizer
 from allattn.errors import InputError
@@ -33,10 +34,11 @@ from allattn.training.checkpoints import (
     read_checkpoint,
     write_atomically,
 )
+from allattn.training.config import EvaluationConfig, EvaluationMode
 from allattn.training.language_task import LanguageTask
 from allattn.training.loggers import finish_loggers, log_summary, make_loggers
 from allattn.training.run_folder import RunFolder, is_first_process, open_run_folder, result_line
-from allattn.training.runner import fit
+from allattn.training.runner import fit, scoring_device
 from allattn.training.scoring import Score, evaluation_stream, score_split
 
 TIMED_SEGMENTS = 4
@@ -57,13 +59,10 @@ def pretrain(settings: PretrainSettings) -> dict[str, Any]:
         began = time.time()
         corpus = prepare(settings.data, settings.trainer.progress)
         config = _sized(settings.model, corpus)
+        state = _saved_state(folder, corpus)
         torch.manual_seed(stream_seed(settings.seed, "weights"))
         model = AllAttentionLM(config)
-        start, best = 0, float("inf")
-        if folder.last.exists():
-            checkpoint = read_checkpoint(folder.last)
-            start, best = checkpoint["allattn"]["step"], checkpoint["allattn"]["best"]
-        save_tokenizer(corpus.tokenizer, folder.tokenizer)
+        start, best = (state["allattn"]["step"] if state else 0), _best(state)
         loggers = make_loggers(
             settings.logger, folder.path, settings.name, Phase.pretrain.value, plain(settings), start
         )
@@ -100,11 +99,9 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
             print(result_line(folder, done))
             return done
         began = time.time()
-        data = data_of(settings.data, dense, tokenizer)
-        corpus = prepare(data, settings.trainer.progress)
-        state = read_checkpoint(folder.last) if folder.last.exists() else None
+        data, corpus = corpus_of(settings.data, dense, tokenizer, settings.trainer.progress)
+        state = _saved_state(folder, corpus)
         start = state["allattn"]["step"] if state else 0
-        save_tokenizer(corpus.tokenizer, folder.tokenizer)
         loggers = make_loggers(settings.logger, folder.path, settings.name, "prune", plain(settings), start)
         record = _record(data, corpus)
         freeze, steps = settings.gates.freeze_step, settings.schedule.steps
@@ -157,7 +154,7 @@ def select_heads(model: AllAttentionLM, corpus: Corpus, settings: PruneSettings)
     gates = settings.gates
     assert gates.target_sparsity is not None
     keep = heads_to_keep(gates.target_sparsity, sum(heads))
-    stream = evaluation_stream(model.config, corpus, "valid", settings.eval)
+    stream = evaluation_stream(model.config, corpus, "valid", _with_memory(settings.eval))
     batches = ((segment.inputs, segment.targets) for segment in stream)
     if gates.selection is Selection.random:
         scores = random_scores(heads, generator(settings.seed, "selection"))
@@ -168,8 +165,48 @@ def select_heads(model: AllAttentionLM, corpus: Corpus, settings: PruneSettings)
     return keep_highest(scores, keep, gates.scope)
 
 
-def data_of(wanted: DataConfig, checkpoint: dict[str, Any], tokenizer: Path) -> DataConfig:
-    """The text to use with a checkpoint: its own unless another is named, always with its vocabulary."""
+def corpus_of(
+    wanted: DataConfig, checkpoint: dict[str, Any], tokenizer: Path, progress: bool = True
+) -> tuple[DataConfig, Corpus]:
+    """The text to use with a checkpoint: its own unless another is named, always with its vocabulary.
+
+    Raises:
+        InputError: the settings contradict each other, or the checkpoint's own text is not what it was.
+    """
+    check_data(wanted)
+    if wanted.tokenizer != "word" or wanted.minimum_count != 1:
+        raise InputError(
+            "data.tokenizer and data.minimum_count do nothing here: the checkpoint has its vocabulary"
+        )
+    data = _data_of(wanted, checkpoint, tokenizer)
+    corpus = prepare(data, progress)
+    if wanted.source is Source.checkpoint and corpus.fingerprint != checkpoint["allattn"]["fingerprint"]:
+        raise InputError(
+            "the text that the checkpoint was trained on has changed since, so numbers would not compare: "
+            "bring it back, or name the text by data=files data.folder=FOLDER"
+        )
+    return data, corpus
+
+
+def _saved_state(folder: RunFolder, corpus: Corpus) -> dict[str, Any] | None:
+    """The run's last checkpoint, if there is one, on the same text; the vocabulary is then written beside it.
+
+    Raises:
+        InputError: the checkpoint belongs to another text or vocabulary.
+    """
+    state = read_checkpoint(folder.last) if folder.last.exists() else None
+    for entry, now in (("tokenizer_hash", corpus.tokenizer_hash), ("fingerprint", corpus.fingerprint)):
+        if state is not None and state["allattn"][entry] != now:
+            raise InputError(
+                f"{folder.last}: belongs to another text or vocabulary ({entry} differs): bring the old text "
+                "back, or give this run another name="
+            )
+    if is_first_process():
+        save_tokenizer(corpus.tokenizer, folder.tokenizer)
+    return state
+
+
+def _data_of(wanted: DataConfig, checkpoint: dict[str, Any], tokenizer: Path) -> DataConfig:
     if wanted.source is Source.checkpoint:
         saved = dict(checkpoint["allattn"]["data"])
         saved["source"] = Source(saved["source"])
@@ -276,8 +313,18 @@ def _remove_heads(folder: RunFolder) -> dict[str, Any]:
     return cut
 
 
+def _with_memory(settings: EvaluationConfig) -> EvaluationConfig:
+    """The same rows and segments, memory carried: what timing and selection run on."""
+    return replace(settings, mode=EvaluationMode.memory)
+
+
 def _scores(model: AllAttentionLM, corpus: Corpus, settings: RunSettings) -> dict[str, Score]:
-    return {split: score_split(model, corpus, split, settings.eval) for split in ("valid", "test")}
+    model.to(scoring_device(settings.trainer))
+    progress = settings.trainer.progress
+    return {
+        split: score_split(model, corpus, split, settings.eval, progress=progress)
+        for split in ("valid", "test")
+    }
 
 
 def _conclude_pretrain(
@@ -286,12 +333,13 @@ def _conclude_pretrain(
     """Score what was saved, not what is in memory; write and print it."""
     if not is_first_process():
         return {}
-    model = load_model(folder.last).model
+    loaded = load_model(folder.last)
+    model, meta = loaded.model, loaded.meta
     result: dict[str, Any] = {
         "stage": Phase.pretrain.value,
         "name": settings.name,
         "seed": settings.seed,
-        "steps": settings.schedule.steps,
+        "steps": meta["step"],
         "checkpoint": str(folder.last),
         "corpus": corpus_record(corpus),
         "dense": model_record(model, _scores(model, corpus, settings)),
@@ -320,9 +368,8 @@ def _conclude_prune(
         "pruned": load_model(folder.last).model,
     }
     records = {name: model_record(model, _scores(model, corpus, settings)) for name, model in models.items()}
-    segments = list(evaluation_stream(models["dense"].config, corpus, "valid", settings.eval))[
-        :TIMED_SEGMENTS
-    ]
+    stream = evaluation_stream(models["dense"].config, corpus, "valid", _with_memory(settings.eval))
+    segments = list(islice(stream, TIMED_SEGMENTS))
     times = seconds_per_token(list(models.values()), segments)
     for record, seconds in zip(records.values(), times, strict=True):
         record["layer_microseconds_per_token"] = 1e6 * seconds

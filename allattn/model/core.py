@@ -26,12 +26,8 @@ def shift(products: Tensor) -> Tensor:
     row's product and must be masked.
     """
     queries, keys = products.shape[-2:]
-    products = products.contiguous()
-    return products.as_strided(
-        products.shape,
-        (*products.stride()[:-2], keys - 1, 1),
-        products.storage_offset() + queries - 1,
-    )
+    flat = products.flatten(-2)[..., queries - 1 :]  # (..., T * (S - 1) + 1)
+    return flat.unfold(-1, keys, max(1, keys - 1))
 
 
 def attend(

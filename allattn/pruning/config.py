@@ -84,6 +84,10 @@ def check_gates(config: GatesConfig, steps: int) -> None:
         raise InputError(
             f"gates.selection={config.selection.value} needs gates.target_sparsity, the share of heads to go"
         )
+    if config.scope is not Scope.all_layers and config.selection is Selection.l0:
+        raise InputError(f"gates.scope={config.scope.value} has no effect with gates.selection=l0")
+    if target is not None and config.lambda_max == 0 and config.selection is Selection.l0:
+        raise InputError("gates.target_sparsity needs gates.lambda_max above 0: it scales the controller")
     if config.selection is not Selection.l0 and config.freeze_step == steps:
         raise InputError(
             f"gates.selection={config.selection.value} fine-tunes for schedule.steps - gates.freeze_step "

@@ -52,16 +52,19 @@ class Row:
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
-    """Finished pruning runs below the folders, and run folders that have no result yet."""
+    """Finished pruning runs below the folders, and run folders without a result that can be read."""
     runs, unfinished = [], []
     for config in sorted({path for folder in folders for path in folder.rglob("config.yaml")}):
         result = config.with_name("result.json")
         if not result.exists():
             unfinished.append(config.parent)
             continue
-        record = json.loads(result.read_text())
-        if record["stage"] == "prune":
-            runs.append(_run(config.parent, record))
+        try:
+            record = json.loads(result.read_text())
+            if record["stage"] == "prune":
+                runs.append(_run(config.parent, record))
+        except (ValueError, KeyError, TypeError):
+            unfinished.append(config.parent)
     return runs, unfinished
 
 

@@ -24,7 +24,7 @@ from allattn.pruning.surgery import RemovalPlan, cut_tensor, is_gone, plan_remov
 
 FORMAT_VERSION = 1
 TOKENIZER_FILE = "tokenizer.json"
-_ENTRIES = ["model", "phase", "step", "best", "memory", "data", "tokenizer_hash"]
+_ENTRIES = ["model", "phase", "step", "best", "memory", "data", "tokenizer_hash", "fingerprint"]
 _ENTRIES += ["output_scaling", "target_sparsity"]
 _MODEL, _GATES = "model.", "gates.pi."  # prefixes in the state dict
 

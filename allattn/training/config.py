@@ -142,13 +142,7 @@ def check_training(
     for name in ("devices", "num_nodes", "accumulation", "log_interval", "checkpoint_interval"):
         if getattr(trainer, name) < 1:
             raise InputError(f"trainer.{name}={getattr(trainer, name)}: must be at least 1")
-    for name in ("rows", "segment_length", "context", "stride"):
-        if getattr(evaluation, name) < 1:
-            raise InputError(f"eval.{name}={getattr(evaluation, name)}: must be at least 1")
-    if evaluation.interval < 0:
-        raise InputError(f"eval.interval={evaluation.interval}: must not be negative")
-    if evaluation.memory_length is not None and evaluation.memory_length < 1:
-        raise InputError(f"eval.memory_length={evaluation.memory_length}: must be at least 1")
+    check_evaluation(evaluation)
     if not 0 <= schedule.warmup_steps <= schedule.steps:
         raise InputError(
             f"schedule.warmup_steps={schedule.warmup_steps} is not in 0..schedule.steps={schedule.steps}"
@@ -172,3 +166,18 @@ def check_training(
     for name in ("weight_decay", "gradient_clip", "eps"):
         if getattr(optimizer, name) < 0:
             raise InputError(f"optimizer.{name}={getattr(optimizer, name)}: must not be negative")
+
+
+def check_evaluation(evaluation: EvaluationConfig) -> None:
+    """Refuse settings that no text can be scored with.
+
+    Raises:
+        InputError: names the setting.
+    """
+    for name in ("rows", "segment_length", "context", "stride"):
+        if getattr(evaluation, name) < 1:
+            raise InputError(f"eval.{name}={getattr(evaluation, name)}: must be at least 1")
+    if evaluation.interval < 0:
+        raise InputError(f"eval.interval={evaluation.interval}: must not be negative")
+    if evaluation.memory_length is not None and evaluation.memory_length < 1:
+        raise InputError(f"eval.memory_length={evaluation.memory_length}: must be at least 1")

@@ -11,8 +11,10 @@ from urllib.parse import urlparse
 
 from lightning.pytorch.loggers import Logger, WandbLogger
 
+from allattn.errors import InputError
 from allattn.training.config import LoggerConfig, WandbMode
 from allattn.training.metrics import CsvMetrics
+from allattn.training.run_folder import is_first_process
 
 
 def make_loggers(
@@ -27,7 +29,14 @@ def make_loggers(
         job_type: pretrain or prune.
         run_config: the resolved configuration.
         keep_until: optimizer step that the run goes on from; later rows are dropped.
+
+    Raises:
+        InputError: W&B is to be online and there is no login.
     """
+    if not is_first_process():
+        return []
+    if config.wandb is WandbMode.online and not has_login():
+        raise InputError("logger=online needs a W&B login: run `wandb login`, or use logger=auto or offline")
     loggers: list[Logger] = [CsvMetrics(folder / "metrics.csv", keep_until)]
     if config.wandb is not WandbMode.none:
         loggers.append(

@@ -152,12 +152,14 @@ class BetweenSteps(Callback):
             for logger in trainer.loggers:
                 logger.log_metrics(row, step)
         if ends or stopping or step % self.checkpoint_interval == 0 or improved:
-            trainer.save_checkpoint(self.folder.last)
+            # The best first: a kill in between leaves an older last.ckpt, from which the best comes again.
+            trainer.save_checkpoint(self.folder.best if improved else self.folder.last)
             if improved and trainer.is_global_zero:
-                _copy(self.folder.last, self.folder.best)
+                _copy(self.folder.best, self.folder.last)
         if evaluates:
             self._timed_from = (time.perf_counter(), step)
         if stopping:
+            self.stop_signal = self.stop_signal or signal.SIGTERM  # another process may have been told
             trainer.should_stop = True
 
     def _training_row(self, task: LanguageTask, step: int) -> dict[str, float]:

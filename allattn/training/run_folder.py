@@ -14,6 +14,8 @@ from allattn.errors import InputError
 
 # Settings that change neither a number nor a file of the run; they may differ when it goes on.
 _FREE = ("resume", "logger", "trainer.progress", "data.cache_folder", "runs_folder")
+# What the saved state is about; no run goes on with another.
+_FIXED = ("model", "optimizer.name", "data", "checkpoint", "seed")
 
 
 class RunFolder:
@@ -47,7 +49,9 @@ class RunFolder:
 
 def is_first_process() -> bool:
     """Whether this process writes files; Lightning tells the others their rank through the environment."""
-    return not any(os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+    return not any(
+        os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+    )
 
 
 def result_line(folder: RunFolder, result: dict[str, Any]) -> str:
@@ -84,10 +88,13 @@ def open_run_folder(path: Path, config: dict[str, Any], accept_changes: bool) ->
     try:
         if folder.config.exists():
             differing = _differences(_read_config(folder.config), config)
-            if differing and (folder.result.exists() or not accept_changes):
+            saved = folder.last.exists() or folder.result.exists()
+            fixed = [line for line in differing if _is_one_of(line.split(":")[0], _FIXED)]
+            if saved and differing and (fixed or folder.result.exists() or not accept_changes):
                 raise InputError(
                     f"{path}: holds a run with other settings ({'; '.join(differing)}); give this run "
-                    "another name=, or go on with the changed ones by resume=changed"
+                    "another name=, or go on with the changed ones by resume=changed (not with another "
+                    f"{', '.join(_FIXED)}, nor where the run is finished)"
                 )
         elif folder.last.exists() or folder.result.exists():
             raise InputError(f"{path}: holds results but no config.yaml; give this run another name=")
@@ -117,8 +124,12 @@ def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [
         f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not any(key == f or key.startswith(f"{f}.") for f in _FREE)
+        if old.get(key) != new.get(key) and not _is_one_of(key, _FREE)
     ]
+
+
+def _is_one_of(key: str, names: tuple[str, ...]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

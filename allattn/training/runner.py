@@ -3,10 +3,12 @@
 import logging
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from allattn.data.corpus import Corpus
 from allattn.data.segments import SegmentStream
@@ -21,6 +23,20 @@ from allattn.training.scoring import Score, score_split
 # Lightning's remarks about loaders that are not DataLoaders and about its own logging, which is not used.
 _BESIDE_THE_POINT = ".*(not resumable|many workers|logging interval|LeafSpec|`log_every_n_steps`).*"
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+
+
+def _trainer(**settings: Any) -> L.Trainer:
+    """Lightning's Trainer; hardware that is not there is bad input."""
+    try:
+        return L.Trainer(**settings)
+    except (MisconfigurationException, ValueError) as error:
+        raise InputError(f"trainer settings do not fit this machine: {str(error).splitlines()[0]}") from error
+
+
+def scoring_device(trainer_config: TrainerConfig) -> torch.device:
+    """Where one process scores a finished model: the GPU unless the settings say CPU or there is none."""
+    gpu = torch.cuda.is_available() and trainer_config.accelerator in ("auto", "gpu", "cuda")
+    return torch.device("cuda" if gpu else "cpu")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -62,12 +78,14 @@ def fit(
         schedule.batch_size * schedule.segment_length,
         best,
     )
-    trainer = L.Trainer(
+    if trainer_config.precision == "16-mixed" and not torch.cuda.is_available():
+        raise InputError("trainer.precision=16-mixed needs a GPU: use bf16-mixed or 32-true here")
+    trainer = _trainer(
         accelerator=trainer_config.accelerator,
         devices=trainer_config.devices,
         num_nodes=trainer_config.num_nodes,
         strategy=trainer_config.strategy,
-        precision=trainer_config.precision,  # type: ignore[arg-type]
+        precision=trainer_config.precision,
         accumulate_grad_batches=trainer_config.accumulation,
         max_steps=last_step,
         max_epochs=-1,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
 from allattn.data.corpus import Corpus
@@ -51,6 +53,7 @@ def score(
     multipliers: list[Tensor] | None = None,
     memory_length: int | None = None,
     words: int | None = None,
+    progress: bool = False,
 ) -> Score:
     """Score the segments in order with memory, in evaluation mode.
 
@@ -60,6 +63,7 @@ def score(
         multipliers: per layer (h,), the deterministic gates' s_g * g_i; None = no gates.
         memory_length: M in evaluation; None = the model's.
         words: words after the text's first, where tokens are not words.
+        progress: show a bar on standard error.
     """
     device = model.positions.table.device
     training = model.training
@@ -67,12 +71,13 @@ def score(
     nats, tokens = 0.0, 0
     memory = None
     with torch.no_grad():
-        for segment in segments:
+        console = Console(stderr=True)
+        for segment in track(segments, "scoring", console=console, transient=True, disable=not progress):
             if memory is None or segment.starts_over:
                 memory = model.empty_memory(len(segment.inputs))
             targets = segment.targets.to(device)
             losses, memory = model(segment.inputs.to(device), targets, memory, multipliers, memory_length)
-            nats += float(losses.double().sum())
+            nats += float(losses.cpu().double().sum())
             tokens += int((targets >= 0).sum())
     model.train(training)
     return Score(nats, tokens, words)
@@ -86,11 +91,12 @@ def score_split(
     multipliers: list[Tensor] | None = None,
     rank: int = 0,
     world_size: int = 1,
+    progress: bool = False,
 ) -> Score:
     """Score one split of a corpus as the settings say; with several processes each scores its share."""
     stream = evaluation_stream(model.config, corpus, split, settings, rank, world_size)
     words = corpus.splits[split].words - 1  # the text's first word is not scored
-    own = score(model, stream, multipliers, settings.memory_length, words)
+    own = score(model, stream, multipliers, settings.memory_length, words, progress)
     if world_size == 1:
         return own
     device = model.positions.table.device

@@ -68,6 +68,7 @@ def write_checkpoint(model: AllAttentionLM, folder: Path, **meta: Any) -> Path:
         "memory": [],
         "data": {},
         "tokenizer_hash": tokenizer_hash(TOKENIZER),
+        "fingerprint": "",
         "output_scaling": None,
         "target_sparsity": None,
         **meta,

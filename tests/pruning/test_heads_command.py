@@ -37,6 +37,7 @@ def entry(model: AllAttentionLM, phase: str) -> dict[str, Any]:
         "memory": [],
         "data": {},
         "tokenizer_hash": "",
+        "fingerprint": "",
         "output_scaling": True,
         "target_sparsity": None,
     }

@@ -46,8 +46,8 @@ def content(model: AllAttentionLM, **meta: Any) -> dict[str, Any]:
     """A small checkpoint of a model."""
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     values = {"format_version": 1, "model": model.config.to_dict(), "phase": "pretrain", "step": 0}
-    values |= {"best": 1.0, "memory": [{}], "data": {}, "tokenizer_hash": "", "output_scaling": None}
-    values |= {"target_sparsity": None, **meta}
+    values |= {"best": 1.0, "memory": [{}], "data": {}, "tokenizer_hash": ""}
+    values |= {"fingerprint": "", "output_scaling": None, "target_sparsity": None, **meta}
     return {"state_dict": state, "allattn": values}
 
 
