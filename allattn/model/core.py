@@ -20,14 +20,14 @@ def visible(queries: int, keys: int, window: int, device: torch.device) -> Tenso
 
 
 def shift(products: Tensor) -> Tensor:
-    """(..., T, S) products with distances S-1..0 in a row -> (..., T, S) by key, as a view.
+    """(..., T, S) products with distances S-1..0 in a row -> (..., T, S) by key.
 
     Entry (i, j) becomes the one of distance S - T + i - j. Entries of keys after the query hold another
     row's product and must be masked.
     """
     queries, keys = products.shape[-2:]
-    flat = products.flatten(-2)[..., queries - 1 :]  # (..., T * (S - 1) + 1)
-    return flat.unfold(-1, keys, max(1, keys - 1))
+    flat = F.pad(products, (0, 1)).flatten(-2)  # (..., T * (S + 1))
+    return flat[..., queries - 1 : queries - 1 + queries * keys].unflatten(-1, (queries, keys))
 
 
 def attend(

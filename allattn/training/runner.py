@@ -101,6 +101,8 @@ def fit(
         log_every_n_steps=1,
     )
     if trainer_config.compile:
+        # Layers differ in head count, and each is compiled with and without gradient and full memory.
+        torch._dynamo.config.recompile_limit = max(8, 8 * len(task.model.layers))
         for layer in task.model.layers:
             layer.compile()
     stream = SegmentStream(

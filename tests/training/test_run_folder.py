@@ -40,8 +40,9 @@ def changed(**values: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The folder of a run with CONFIG."""
+    """The folder of a run with CONFIG that has saved something."""
     with open_run_folder(tmp_path / "run", CONFIG, False) as folder:
+        folder.last.touch()
         assert yaml.safe_load(folder.config.read_text()) == CONFIG
     return tmp_path / "run"
 
@@ -60,11 +61,27 @@ def test_other_settings_are_refused_with_their_keys(path: Path) -> None:
 
 
 def test_changed_settings_are_accepted_when_asked_for(path: Path) -> None:
-    other = changed(seed=2, resume="changed")
+    other = changed(schedule={"steps": 20}, resume="changed")
     with open_run_folder(path, other, True) as folder:
-        assert yaml.safe_load(folder.config.read_text())["seed"] == 2
-    with open_run_folder(path, changed(seed=2), False):
+        assert yaml.safe_load(folder.config.read_text())["schedule"]["steps"] == 20
+    with open_run_folder(path, changed(schedule={"steps": 20}), False):
         pass
+
+
+def test_some_settings_never_change_under_a_saved_state(path: Path) -> None:
+    for other in (changed(seed=2), changed(model={"layers": 3}), changed(optimizer={"name": "adamw"})):
+        with (
+            pytest.raises(InputError, match="holds a run with other settings"),
+            open_run_folder(path, other, True),
+        ):
+            pass
+
+
+def test_a_start_that_saved_nothing_binds_nothing(path: Path) -> None:
+    """A first start that failed on a mistyped folder does not take the run's name."""
+    (path / "checkpoints/last.ckpt").unlink()
+    with open_run_folder(path, changed(data={"source": "files"}), False) as folder:
+        assert yaml.safe_load(folder.config.read_text())["data"]["source"] == "files"
 
 
 def test_settings_without_effect_may_differ(path: Path) -> None:

@@ -50,9 +50,10 @@ def walk(
     settings.data = replace(settings.data, source=Source.checkpoint, folder=None)
     remove, at_freeze = stages._remove_heads, base / "at_freeze.ckpt"
 
-    def copying(folder: RunFolder, *rest: Any) -> None:
-        remove(folder, *rest)
+    def copying(folder: RunFolder) -> dict[str, Any]:
+        cut = remove(folder)
         at_freeze.write_bytes(folder.last.read_bytes())
+        return cut
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "_remove_heads", copying)
