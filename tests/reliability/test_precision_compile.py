@@ -17,6 +17,7 @@ from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.gates import HeadGates
 from allattn.settings import pretrain_settings, register
+from allattn.training.checkpoints import read_checkpoint
 from allattn.training.run_folder import RunFolder
 
 Arguments = Callable[..., list[str]]
@@ -94,7 +95,10 @@ def test_compiled_layers_give_the_same_losses(tmp_path: Path, pretraining: Argum
     for column in ("loss", "valid_loss", "gradient_norm"):
         assert numbers(compiled, column) == pytest.approx(numbers(plain, column), rel=1e-4), column
     assert len(numbers(compiled, "loss")) == 5
-    assert numbers(compiled, "loss") != numbers(plain, "loss"), "another kernel rounds otherwise"
+    weights, others = (read_checkpoint(folder.last)["state_dict"] for folder in (compiled, plain))
+    assert any(not torch.equal(weights[name], others[name]) for name in weights), (
+        "other kernels round otherwise"
+    )
     assert "recompile_limit" not in output
 
 
