@@ -13,7 +13,7 @@ from allattn.data.config import DataConfig, Source
 from allattn.errors import InputError
 from allattn.report.summary import score_record
 from allattn.stages import corpus_of
-from allattn.training.checkpoints import checked_tokenizer, load_model, read_checkpoint
+from allattn.training.checkpoints import checked_tokenizer, read_checkpoint, rebuild
 from allattn.training.config import EvaluationConfig, check_evaluation
 from allattn.training.scoring import score_split
 
@@ -43,12 +43,13 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     Raises:
         InputError: the checkpoint or the text cannot be used.
     """
+    check_evaluation(settings.eval)
     path = Path(settings.checkpoint).expanduser()
     checkpoint = read_checkpoint(path)
-    check_evaluation(settings.eval)
     _, corpus = corpus_of(settings.data, checkpoint, checked_tokenizer(path, checkpoint))
+    model = rebuild(checkpoint, path).model
     try:
-        model = load_model(path).model.to(torch.device(settings.device))
+        model.to(torch.device(settings.device))
     except (RuntimeError, AssertionError) as error:
         raise InputError(
             f"device={settings.device} cannot be used here ({str(error).splitlines()[0]})"

@@ -35,7 +35,6 @@ class AllAttention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.heads_kept = config.kept(layer)
-        self.original_heads = config.heads
         self.head_width = config.head_width
         self.scale = config.scale(layer)  # the constant s_g of a cut layer
         self.attention_dropout = config.attention_dropout

@@ -1,10 +1,9 @@
 """Settings of the gates and of their schedule."""
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
-from allattn.errors import InputError
+from allattn.errors import InputError, refuse_non_finite
 
 
 class Penalty(Enum):
@@ -58,9 +57,7 @@ def check_gates(config: GatesConfig, steps: int) -> None:
     Raises:
         InputError: names the settings that do not fit.
     """
-    for name, value in vars(config).items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"gates.{name}={value}: must be a finite number")
+    refuse_non_finite("gates", config)
     if config.lambda_max < 0:
         raise InputError(f"gates.lambda_max={config.lambda_max}: must not be negative")
     if config.lambda_warmup_steps < 0:

@@ -105,7 +105,11 @@ def load_model(path: Path) -> Loaded:
     Raises:
         InputError: as `read_checkpoint`, or the weights do not fit the recorded sizes.
     """
-    checkpoint = read_checkpoint(path)
+    return rebuild(read_checkpoint(path), path)
+
+
+def rebuild(checkpoint: dict[str, Any], path: Path) -> Loaded:
+    """`load_model` from a checkpoint that has been read already; `path` is for messages."""
     if has_gates(checkpoint):
         checkpoint, _ = cut_checkpoint(checkpoint)
     config = model_config_from_dict(checkpoint["allattn"]["model"])

@@ -3,9 +3,8 @@
 import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
-from allattn.errors import InputError
+from allattn.errors import InputError, refuse_non_finite
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")  # of weights and products
 
@@ -117,17 +116,6 @@ def in_steps(schedule: ScheduleConfig) -> ScheduleConfig:
     return replace(schedule, steps=steps, warmup_steps=warmup, tokens=None, warmup_tokens=None)
 
 
-def refuse_non_finite(settings: Any) -> None:
-    """Refuse NaN and infinity, which pass every comparison.
-
-    Raises:
-        InputError: names the setting.
-    """
-    for name, value in vars(settings).items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"{name}={value}: must be a finite number")
-
-
 def check_training(
     optimizer: OptimizerConfig, schedule: ScheduleConfig, evaluation: EvaluationConfig, trainer: TrainerConfig
 ) -> None:
@@ -161,8 +149,8 @@ def check_training(
         raise InputError(f"optimizer.betas={list(optimizer.betas)}: two numbers in [0, 1)")
     if trainer.precision not in PRECISIONS:
         raise InputError(f"trainer.precision={trainer.precision}: must be one of {', '.join(PRECISIONS)}")
-    for group in (optimizer, schedule, evaluation):
-        refuse_non_finite(group)
+    for group, settings in (("optimizer", optimizer), ("schedule", schedule), ("eval", evaluation)):
+        refuse_non_finite(group, settings)
     for name in ("weight_decay", "gradient_clip", "eps"):
         if getattr(optimizer, name) < 0:
             raise InputError(f"optimizer.{name}={getattr(optimizer, name)}: must not be negative")
