@@ -12,6 +12,7 @@ from typing import Any
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -35,13 +36,14 @@ def run_command(
         config_path: folder of the YAML files; None where the schema alone is the configuration.
         schema: its dataclass; a mistyped key is answered with the nearest right one.
     """
+    swept = swept_settings(sys.argv[1:])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing its own report
 
     def guarded(config: DictConfig) -> Any:
         try:
             refuse_unknown(config, schema)
             if "name" in config:
-                config.name = job_name(config.name)
+                name_job(config, swept)
             return job(config)
         except (InputError, Interrupted) as error:
             if HydraConfig.get().mode == RunMode.MULTIRUN and isinstance(error, InputError):
@@ -73,13 +75,32 @@ def register_command(name: str, schema: type) -> str:
     return name
 
 
-def job_name(name: str) -> str:
-    """The run's name; in a multirun the job's own overrides are added, so that every job has its folder."""
+def swept_settings(arguments: list[str]) -> set[str]:
+    """Names of the settings that a command line gives several values for."""
+    overrides = [a for a in arguments if "=" in a and not a.startswith("-")]
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+    except HydraException:
+        return set()  # Hydra is about to refuse it itself
+    return {override.get_key_element() for override in parsed if override.is_sweep_override()}
+
+
+def name_job(config: DictConfig, swept: set[str]) -> None:
+    """In a multirun, give each job a folder named by its own values, and all of them one W&B group.
+
+    Args:
+        config: of the job; `name` and `logger.group` are changed.
+        swept: settings with several values on the command line; those of a study are Hydra's to know.
+    """
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
-        return name
-    shared = ("name=", "checkpoint=", "experiment=", "data=", "data.", "logger=", "logger.", "trainer.")
-    own = [o for o in HydraConfig.get().overrides.task if not o.startswith(shared)]
-    return f"{name}/{','.join(own).replace('/', '_') or 'only'}"
+        return
+    swept = swept | set(HydraConfig.get().sweeper.params or {})
+    own = [o for o in HydraConfig.get().overrides.task if o.split("=")[0] in swept]
+    if config.logger.group is None:
+        config.logger.group = config.name
+    # In these characters alone, a path needs no quotes when it comes back as checkpoint=PATH.
+    folder = "+".join(re.sub(r"[^\w.]+", "-", override) for override in own)
+    config.name = f"{config.name}/{folder or 'only'}"
 
 
 def _leave(error: InputError | Interrupted) -> None:

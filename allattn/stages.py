@@ -35,6 +35,7 @@ from allattn.training.checkpoints import (
     write_atomically,
 )
 from allattn.training.config import EvaluationConfig, EvaluationMode
+from allattn.training.environment import environment
 from allattn.training.language_task import LanguageTask
 from allattn.training.loggers import finish_loggers, log_summary, make_loggers
 from allattn.training.run_folder import RunFolder, is_first_process, open_run_folder, result_line
@@ -313,6 +314,17 @@ def _remove_heads(folder: RunFolder) -> dict[str, Any]:
     return cut
 
 
+def _labels(settings: RunSettings, tags: list[str]) -> dict[str, Any]:
+    """What a result and a W&B run are found by, and what they were made with."""
+    return {
+        "name": settings.name,
+        "group": settings.logger.group,
+        "tags": [*settings.logger.tags, *tags],
+        "seed": settings.seed,
+        "environment": environment(),
+    }
+
+
 def _with_memory(settings: EvaluationConfig) -> EvaluationConfig:
     """The same rows and segments, memory carried: what timing and selection run on."""
     return replace(settings, mode=EvaluationMode.memory)
@@ -337,8 +349,7 @@ def _conclude_pretrain(
     model, meta = loaded.model, loaded.meta
     result: dict[str, Any] = {
         "stage": Phase.pretrain.value,
-        "name": settings.name,
-        "seed": settings.seed,
+        **_labels(settings, []),
         "steps": meta["step"],
         "checkpoint": str(folder.last),
         "corpus": corpus_record(corpus),
@@ -375,8 +386,7 @@ def _conclude_prune(
         record["layer_microseconds_per_token"] = 1e6 * seconds
     result: dict[str, Any] = {
         "stage": "prune",
-        "name": settings.name,
-        "seed": settings.seed,
+        **_labels(settings, [settings.ablation]),
         "steps": settings.schedule.steps,
         "ablation": settings.ablation,
         "selection": settings.gates.selection.value,

@@ -145,6 +145,17 @@ class LanguageTask(L.LightningModule):
             metrics["sparsity"] = sparsity(self.model.config)
         return metrics
 
+    def pi_metrics(self) -> dict[str, float]:
+        """pi of every gate, by layer and original head index; empty without gates."""
+        if self.gates is None:
+            return {}
+        config, values = self.model.config, self.gates.pi
+        return {
+            f"pi/layer_{layer:02d}/head_{head}": value
+            for layer in range(config.layers)
+            for head, value in zip(config.kept(layer), values[layer].tolist(), strict=True)
+        }
+
     def _average(self, value: Any) -> float:
         if isinstance(value, Tensor):
             value = value.detach().float()

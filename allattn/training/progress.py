@@ -146,6 +146,7 @@ class BetweenSteps(Callback):
             row |= {"valid_loss": score.loss, "valid_perplexity": score.perplexity}
             if pl_module.gates is not None:
                 row["valid_heads"] = _heads_used(pl_module)
+                row |= pl_module.pi_metrics()
             improved = score.loss < self.best
             self.best = pl_module.best = min(self.best, score.loss)
         if row:
