@@ -99,7 +99,7 @@ def name_job(config: DictConfig, swept: set[str]) -> None:
     if config.logger.group is None:
         config.logger.group = config.name
     # In these characters alone, a path needs no quotes when it comes back as checkpoint=PATH.
-    folder = "+".join(re.sub(r"[^\w.]+", "-", override) for override in own)
+    folder = "+".join(re.sub(r"[^\w.+-]+", "-", override) for override in own)
     config.name = f"{config.name}/{folder or 'only'}"
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from allattn.data.config import DataConfig, Source
 from allattn.errors import InputError
 from allattn.report.summary import score_record
 from allattn.stages import corpus_of
+from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoints import checked_tokenizer, read_checkpoint, rebuild
 from allattn.training.config import EvaluationConfig, check_evaluation
 from allattn.training.scoring import score_split
@@ -44,7 +44,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
         InputError: the checkpoint or the text cannot be used.
     """
     check_evaluation(settings.eval)
-    path = Path(settings.checkpoint).expanduser()
+    path = local_checkpoint(settings.checkpoint)
     checkpoint = read_checkpoint(path)
     _, corpus = corpus_of(settings.data, checkpoint, checked_tokenizer(path, checkpoint))
     model = rebuild(checkpoint, path).model

@@ -8,6 +8,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from allattn.command import register_command, run_command
 from allattn.errors import InputError
 from allattn.model.counts import count_parameters
+from allattn.training.artifacts import local_checkpoint
 from allattn.training.exports import save_export
 
 
@@ -26,7 +27,7 @@ def export(settings: ExportSettings) -> Path:
         InputError: the checkpoint cannot be used, or the folder exists or cannot be written.
     """
     folder = Path(settings.folder).expanduser()
-    model = save_export(Path(settings.checkpoint).expanduser(), folder)
+    model = save_export(local_checkpoint(settings.checkpoint), folder)
     config = model.config
     kept = sum(len(config.kept(layer)) for layer in range(config.layers))
     print(

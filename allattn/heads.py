@@ -12,6 +12,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from allattn.command import register_command, run_command
 from allattn.errors import InputError
 from allattn.report.head_map import draw_head_map, head_record, print_head_map
+from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoints import read_checkpoint
 
 
@@ -37,7 +38,7 @@ def show_heads(settings: HeadsSettings) -> dict[str, Any]:
     Raises:
         InputError: the checkpoint cannot be read or the picture cannot be written.
     """
-    path = Path(settings.checkpoint).expanduser()
+    path = local_checkpoint(settings.checkpoint)
     record = head_record(read_checkpoint(path))
     title = f"{path.parent.parent.name} {path.name}".strip()
     if settings.picture is not None:

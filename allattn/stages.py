@@ -25,10 +25,12 @@ from allattn.randomness import generator, stream_seed
 from allattn.report.summary import corpus_record, model_record, print_summary
 from allattn.report.timing import seconds_per_token
 from allattn.settings import PretrainSettings, PruneSettings, Resume, RunSettings, plain
+from allattn.training.artifacts import forget_artifact, local_checkpoint
 from allattn.training.checkpoints import (
     build_model,
     checked_tokenizer,
     cut_checkpoint,
+    file_hash,
     has_gates,
     load_model,
     read_checkpoint,
@@ -37,7 +39,7 @@ from allattn.training.checkpoints import (
 from allattn.training.config import EvaluationConfig, EvaluationMode
 from allattn.training.environment import environment
 from allattn.training.language_task import LanguageTask
-from allattn.training.loggers import finish_loggers, log_summary, make_loggers
+from allattn.training.loggers import finish_loggers, log_result, make_loggers, wandb_runs
 from allattn.training.run_folder import RunFolder, is_first_process, open_run_folder, result_line
 from allattn.training.runner import fit, scoring_device
 from allattn.training.scoring import Score, evaluation_stream, score_split
@@ -64,9 +66,7 @@ def pretrain(settings: PretrainSettings) -> dict[str, Any]:
         torch.manual_seed(stream_seed(settings.seed, "weights"))
         model = AllAttentionLM(config)
         start, best = (state["allattn"]["step"] if state else 0), _best(state)
-        loggers = make_loggers(
-            settings.logger, folder.path, settings.name, Phase.pretrain.value, plain(settings), start
-        )
+        loggers = _loggers(settings, folder, corpus, Phase.pretrain.value, [], start)
         task = LanguageTask(
             model,
             settings.optimizer,
@@ -90,26 +90,32 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
     Raises:
         InputError: settings, checkpoint, text or run folder cannot be used.
     """
-    source = Path(settings.checkpoint).expanduser()
+    source = local_checkpoint(settings.checkpoint)
     dense = read_checkpoint(source)
+    dense_hash = file_hash(source)
     if has_gates(dense):
         raise InputError(f"{source}: is from the middle of a pruning run; prune starts from a trained model")
     tokenizer = checked_tokenizer(source, dense)
     with _folder(settings) as folder:
         if done := folder.finished():
+            _same_dense(folder.result, done, dense_hash)
             print(result_line(folder, done))
             return done
         began = time.time()
         data, corpus = corpus_of(settings.data, dense, tokenizer, settings.trainer.progress)
         state = _saved_state(folder, corpus)
+        if state is not None:
+            _same_dense(folder.last, state["allattn"], dense_hash)
         start = state["allattn"]["step"] if state else 0
-        loggers = make_loggers(settings.logger, folder.path, settings.name, "prune", plain(settings), start)
-        record = _record(data, corpus)
+        loggers = _loggers(settings, folder, corpus, "prune", [settings.ablation], start)
+        for run in wandb_runs(loggers):
+            run.uses(settings.checkpoint)
+        record = _record(data, corpus) | {"dense_hash": dense_hash}
         freeze, steps = settings.gates.freeze_step, settings.schedule.steps
         with finish_loggers(loggers):
             if settings.gates.selection is not Selection.l0:
                 _fine_tune_selected(settings, state, dense, source, record, corpus, folder, loggers)
-                return _conclude_prune(settings, corpus, folder, loggers, dense, source, began)
+                return _conclude_prune(settings, corpus, folder, loggers, dense, source, dense_hash, began)
             if state is None or has_gates(state):
                 task = _task(settings, state or dense, source, record, Phase.gates)
                 if start < freeze:
@@ -120,7 +126,7 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
                 history = {name: state["allattn"][name] for name in ("pi", "heads_before")}
                 task = _task(settings, state, folder.last, record | history, Phase.fine_tune)
                 _fit(settings, task, corpus, folder, loggers, start, steps, _best(state))
-            return _conclude_prune(settings, corpus, folder, loggers, dense, source, began)
+            return _conclude_prune(settings, corpus, folder, loggers, dense, source, dense_hash, began)
 
 
 def _fine_tune_selected(
@@ -213,6 +219,27 @@ def _data_of(wanted: DataConfig, checkpoint: dict[str, Any], tokenizer: Path) ->
         saved["source"] = Source(saved["source"])
         wanted = replace(DataConfig(**saved), cache_folder=wanted.cache_folder)
     return replace(wanted, tokenizer=str(tokenizer), vocabulary_size=None, minimum_count=1)
+
+
+def _same_dense(path: Path, record: dict[str, Any], dense_hash: str) -> None:
+    """Refuse to take up a pruning run of another dense model.
+
+    Raises:
+        InputError: the dense checkpoint has changed since.
+    """
+    if record["dense_hash"] != dense_hash:
+        raise InputError(
+            f"{path}: belongs to another dense checkpoint than checkpoint= names now (which was trained "
+            "again?): bring that one back, or give this run another name="
+        )
+
+
+def _loggers(
+    settings: RunSettings, folder: RunFolder, corpus: Corpus, job_type: str, tags: list[str], start: int
+) -> list[Any]:
+    about = plain(settings) | {"environment": environment(), "corpus": corpus_record(corpus)}
+    tags = [*settings.logger.tags, *tags]
+    return make_loggers(settings.logger, folder.path, settings.name, job_type, tags, about, start)
 
 
 def _folder(settings: RunSettings) -> AbstractContextManager[RunFolder]:
@@ -357,7 +384,7 @@ def _conclude_pretrain(
         "wall_seconds": time.time() - began,
     }
     folder.write_result(result)
-    log_summary(loggers, result)
+    _put_up(loggers, result, folder)
     print_summary(settings.name, result["corpus"], {"dense": result["dense"]})
     return result
 
@@ -369,6 +396,7 @@ def _conclude_prune(
     loggers: list[Any],
     dense: dict[str, Any],
     source: Path,
+    dense_hash: str,
     began: float,
 ) -> dict[str, Any]:
     """Score and time the dense model and what was saved beside each other; write and print it."""
@@ -393,12 +421,18 @@ def _conclude_prune(
         "scope": settings.gates.scope.value,
         "lambda_max": settings.gates.lambda_max,
         "target_sparsity": settings.gates.target_sparsity,
+        "dense_hash": dense_hash,
         "checkpoint": str(folder.last),
         "corpus": corpus_record(corpus),
         **records,
         "wall_seconds": time.time() - began,
     }
     folder.write_result(result)
-    log_summary(loggers, result)
+    _put_up(loggers, result, folder)
     print_summary(settings.name, result["corpus"], records)
     return result
+
+
+def _put_up(loggers: list[Any], result: dict[str, Any], folder: RunFolder) -> None:
+    forget_artifact(folder.last)
+    log_result(loggers, result, folder.last, folder.tokenizer)

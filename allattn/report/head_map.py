@@ -13,6 +13,7 @@ from allattn.errors import InputError
 from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.model.counts import count_parameters, layer_multiply_adds, multiply_adds, parameters_per_head
 from allattn.model.language_model import AllAttentionLM
+from allattn.pruning.pi_picture import draw_pi, grid_figure
 from allattn.pruning.surgery import sparsity
 from allattn.training.checkpoints import cut_checkpoint, has_gates
 
@@ -115,9 +116,7 @@ def draw_head_map(record: dict[str, Any], picture: Path, title: str) -> None:
     """
     if picture.suffix != PICTURE_ENDING:
         raise InputError(f"picture={picture}: give a file name that ends in {PICTURE_ENDING}")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import CenteredNorm, ListedColormap
-    from matplotlib.figure import Figure
+    from matplotlib.colors import ListedColormap
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -126,14 +125,11 @@ def draw_head_map(record: dict[str, Any], picture: Path, title: str) -> None:
     pi = [[math.nan if value is None else value for value in layer["pi"]] for layer in layers]
     kept = [[float(head in layer["heads_kept"]) for head in range(heads)] for layer in layers]
     known = any(not math.isnan(value) for row in pi for value in row)
-    figure = Figure(figsize=(3.5 + 0.4 * heads, 2.2 + 0.3 * len(layers)), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = grid_figure(len(layers), heads)
+    axes.set_title(title)
     keys: list[Any] = []
     if known:
-        axes.set_facecolor("0.85")
-        image = axes.imshow(pi, cmap="RdBu", norm=CenteredNorm(), aspect="auto")
-        figure.colorbar(image, ax=axes, label="gate parameter pi (open: pi > 0)")
+        draw_pi(figure, axes, pi)
         if any(math.isnan(value) for row in pi for value in row):
             keys.append(Patch(facecolor="0.85", edgecolor="0.5", label="pi not known"))
     else:
@@ -143,9 +139,6 @@ def draw_head_map(record: dict[str, Any], picture: Path, title: str) -> None:
     axes.plot([head for _, head in gone], [layer for layer, _ in gone], "kx", label="removed")
     keys.append(Line2D([], [], marker="x", color="k", linestyle="none", label="removed"))
     figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False)
-    axes.set(xlabel="head (original index)", ylabel="layer", title=title)
-    axes.set_xticks(range(heads))
-    axes.set_yticks(range(len(layers)))
     partial = picture.with_name(f"{picture.name}.partial")
     try:
         figure.savefig(partial, format="png")

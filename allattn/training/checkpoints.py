@@ -5,6 +5,7 @@ A checkpoint is Lightning's, with plain values only, so that it loads without ru
 from, the vocabulary's hash, the phase, and each process's segment memory.
 """
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """Read with `weights_only=True`, whatever the caller asks."""
         return read_checkpoint(Path(path))
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_atomically(checkpoint: dict[str, Any], path: Path) -> None:

@@ -104,6 +104,7 @@ class LoggerConfig:
     entity: str | None = None
     group: str | None = None  # the study a run belongs to
     tags: list[str] = field(default_factory=list)
+    upload: bool = True  # put the final checkpoint up as a W&B artifact when online
 
 
 def in_steps(schedule: ScheduleConfig) -> ScheduleConfig:

@@ -2,23 +2,28 @@
 
 import netrc
 import os
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.loggers import Logger
 
-from allattn.errors import InputError
 from allattn.training.config import LoggerConfig, WandbMode
 from allattn.training.metrics import CsvMetrics
 from allattn.training.run_folder import is_first_process
+from allattn.training.wandb_run import WandbRun, check_login
 
 
 def make_loggers(
-    config: LoggerConfig, folder: Path, name: str, job_type: str, run_config: dict[str, Any], keep_until: int
+    config: LoggerConfig,
+    folder: Path,
+    name: str,
+    job_type: str,
+    tags: list[str],
+    run_config: dict[str, Any],
+    keep_until: int,
 ) -> list[Logger]:
     """metrics.csv and, unless none, a W&B run that a resumed job continues.
 
@@ -27,41 +32,33 @@ def make_loggers(
         folder: run folder; W&B writes below it.
         name: the run's name.
         job_type: pretrain or prune.
-        run_config: the resolved configuration.
-        keep_until: optimizer step that the run goes on from; later rows are dropped.
+        tags: of the W&B run.
+        run_config: the resolved configuration and what else identifies the run.
+        keep_until: optimizer step that the run goes on from; later rows of metrics.csv are dropped.
 
     Raises:
         InputError: W&B is to be online and there is no login.
     """
     if not is_first_process():
         return []
-    if config.wandb is WandbMode.online and not has_login():
-        raise InputError("logger=online needs a W&B login: run `wandb login`, or use logger=auto or offline")
+    logged_in = has_login()
+    check_login(config, logged_in)
     loggers: list[Logger] = [CsvMetrics(folder / "metrics.csv", keep_until)]
-    if config.wandb is not WandbMode.none:
-        loggers.append(
-            WandbLogger(
-                name=name,
-                save_dir=folder,
-                id=_run_id(folder),
-                resume="allow",
-                offline=is_offline(config.wandb),
-                project=config.project,
-                entity=config.entity,
-                group=config.group,
-                tags=list(config.tags),
-                job_type=job_type,
-                config=run_config,
-            )
-        )
+    if config.wandb is not WandbMode.none and os.environ.get("WANDB_MODE") != "disabled":
+        offline = config.wandb is WandbMode.offline or not logged_in
+        loggers.append(WandbRun(config, folder, name, job_type, tags, run_config, offline))
     return loggers
 
 
-def log_summary(loggers: list[Logger], result: dict[str, Any]) -> None:
-    """Put the run's result into the W&B run's summary, nested names joined by slashes."""
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            logger.experiment.summary.update(dict(_flat(result)))
+def wandb_runs(loggers: list[Logger]) -> list[WandbRun]:
+    """The W&B run among the loggers, if there is one."""
+    return [logger for logger in loggers if isinstance(logger, WandbRun)]
+
+
+def log_result(loggers: list[Logger], result: dict[str, Any], checkpoint: Path, tokenizer: Path) -> None:
+    """Put the run's result into the W&B run's summary, nested names joined by slashes, and its model up."""
+    for run in wandb_runs(loggers):
+        run.conclude(dict(_flat(result)), checkpoint, tokenizer)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -75,20 +72,13 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 @contextmanager
 def finish_loggers(loggers: list[Logger]) -> Iterator[None]:
     """End the W&B run whatever happens (failed where the block failed): the next job begins its own."""
-    code = 1
+    failed = True
     try:
         yield
-        code = 0
+        failed = False
     finally:
-        if any(isinstance(logger, WandbLogger) for logger in loggers):
-            import wandb
-
-            wandb.finish(exit_code=code)
-
-
-def is_offline(mode: WandbMode) -> bool:
-    """Whether W&B keeps its records on disk; `auto` does so where there is no login, so nothing prompts."""
-    return mode is WandbMode.offline or (mode is WandbMode.auto and not has_login())
+        for run in wandb_runs(loggers):
+            run.finish(failed)
 
 
 def has_login() -> bool:
@@ -102,10 +92,3 @@ def has_login() -> bool:
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
-
-
-def _run_id(folder: Path) -> str:
-    path = folder / "wandb_run_id"
-    if not path.exists():
-        path.write_text(uuid.uuid4().hex[:12])
-    return path.read_text()

@@ -1,0 +1,76 @@
+"""Checkpoints as W&B artifacts: wandb:ENTITY/PROJECT/NAME:ALIAS in the place of a path."""
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from allattn.errors import InputError
+
+if TYPE_CHECKING:
+    import wandb
+
+PREFIX = "wandb:"
+_FORM = re.compile(r"[^/:]+/[^/:]+/[^/:]+:[^/:]+")
+_NOTE = "artifact.txt"  # beside a checkpoint: the artifact that it is
+
+
+def local_checkpoint(reference: str) -> Path:
+    """Path of a checkpoint, downloaded first where `reference` names an artifact.
+
+    An artifact lands in artifacts/ENTITY/PROJECT/NAME:VERSION of the working folder, or of WANDB_ARTIFACT_DIR.
+
+    Raises:
+        InputError: the reference has another form, there is no login, or W&B does not give the artifact.
+    """
+    if not reference.startswith(PREFIX):
+        return Path(reference).expanduser()
+    name = reference.removeprefix(PREFIX)
+    if not _FORM.fullmatch(name):
+        raise InputError(f"checkpoint={reference}: the form is wandb:ENTITY/PROJECT/NAME:ALIAS")
+    import wandb
+
+    try:
+        artifact = wandb.Api().artifact(name)
+        version = f"{name.rpartition(':')[0]}:{artifact.version}"
+        folder = Path(os.environ.get("WANDB_ARTIFACT_DIR", "artifacts")) / version
+        artifact.download(root=str(folder))
+    except Exception as error:  # no network, no login, no such artifact: all of them the user's to mend
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"checkpoint={reference}: W&B does not give it ({first}); run `wandb login`, or give a path"
+        ) from None
+    checkpoints = sorted(folder.glob("*.ckpt"))
+    if len(checkpoints) != 1:
+        raise InputError(f"checkpoint={reference}: holds {len(checkpoints)} .ckpt files, not one")
+    note_artifact(checkpoints[0], version)
+    return checkpoints[0]
+
+
+def to_be_uploaded(run_name: str, summary: dict[str, Any], files: list[Path]) -> "wandb.Artifact":
+    """An artifact of type `model` with these files and the run's summary."""
+    import wandb
+
+    name = re.sub(r"[^\w.-]+", "-", run_name)
+    artifact = wandb.Artifact(name, type="model", metadata=summary)
+    for file in files:
+        artifact.add_file(str(file), policy="immutable", skip_cache=True)
+    return artifact
+
+
+def note_artifact(checkpoint: Path, qualified_name: str) -> None:
+    """Write down beside a checkpoint which artifact it is."""
+    (checkpoint.parent / _NOTE).write_text(qualified_name + "\n")
+
+
+def forget_artifact(checkpoint: Path) -> None:
+    """The checkpoint is no longer what was put up."""
+    (checkpoint.parent / _NOTE).unlink(missing_ok=True)
+
+
+def artifact_source(checkpoint: str) -> str | None:
+    """The artifact that a checkpoint is: named by the reference, or noted beside the file."""
+    if checkpoint.startswith(PREFIX):
+        return checkpoint.removeprefix(PREFIX)
+    note = Path(checkpoint).expanduser().parent / _NOTE
+    return note.read_text().strip() if note.is_file() else None

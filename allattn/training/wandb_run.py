@@ -1,0 +1,181 @@
+"""The W&B run of one job. Whatever happens to W&B, training goes on and what was recorded stays on disk."""
+
+import math
+import os
+import re
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+
+from allattn.errors import InputError
+from allattn.pruning.pi_picture import draw_pi, grid_figure
+from allattn.training.artifacts import artifact_source, note_artifact, to_be_uploaded
+from allattn.training.config import LoggerConfig, WandbMode
+
+INIT_SECONDS = 30  # then the run goes on offline
+UPLOAD_SECONDS = 1800  # of one artifact, and of the rest at a run's end
+_PI = re.compile(r"pi/layer_(\d+)/head_(\d+)")
+
+
+class WandbRun(Logger):
+    """Sends each row of metrics to W&B under the names of metrics.csv, at the optimizer step.
+
+    A resumed job continues its run: rows that W&B has already are not sent twice.
+
+    Args:
+        config: the logger settings.
+        folder: run folder; W&B writes below it, and `wandb_run_id` there names the run.
+        name: the run's name.
+        job_type: pretrain or prune.
+        tags: of the run.
+        run_config: the resolved configuration and what else identifies the run.
+        offline: keep everything on disk.
+    """
+
+    def __init__(
+        self,
+        config: LoggerConfig,
+        folder: Path,
+        name: str,
+        job_type: str,
+        tags: list[str],
+        run_config: dict[str, Any],
+        offline: bool,
+    ) -> None:
+        super().__init__()
+        self.folder = folder
+        self.upload = config.upload and not offline
+        self.offline = offline
+        self._broken = False
+        about = {"name": name, "job_type": job_type, "tags": tags, "config": run_config}
+        place = {"project": config.project, "entity": config.entity, "group": config.group, "dir": folder}
+        self.run: Any = self._start(about | place | {"id": _run_id(folder)})
+
+    def _start(self, settings: dict[str, Any]) -> Any:
+        """The run, online if it can be reached, else offline, else none."""
+        import wandb
+
+        quiet = wandb.Settings(silent=True, init_timeout=INIT_SECONDS, finish_timeout=UPLOAD_SECONDS)
+        if not self.offline:
+            try:
+                run = wandb.init(**settings, mode="online", resume="allow", settings=quiet)
+            except Exception as error:
+                print(f"W&B cannot be reached ({_first_line(error)}): its records stay on disk")
+                self.offline, self.upload = True, False
+                wandb.teardown()  # lets go of the run's id
+            else:
+                print(f"W&B: {run.url}")
+                return run
+        try:
+            return wandb.init(**settings, mode="offline", settings=quiet)
+        except Exception as error:
+            print(f"W&B keeps no record of this run ({_first_line(error)}); metrics.csv has it all")
+            self._broken = True
+            return None
+
+    @property
+    def name(self) -> str:
+        """Lightning's name of the logger."""
+        return "wandb"
+
+    @property
+    def version(self) -> str:
+        """Lightning's version of the logger."""
+        return ""
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """The configuration was given at the start."""
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Log one row, and pi as a picture and a table where the row has it."""
+        assert step is not None
+        self._safely(lambda: self.run.log(self._row(metrics, step), step=step, commit=True))
+
+    def _row(self, metrics: dict[str, Any], step: int) -> dict[str, Any]:
+        import wandb
+
+        row = metrics | {"step": step}
+        pi = {m.groups(): value for name, value in metrics.items() if (m := _PI.fullmatch(name))}
+        if pi:
+            gates = [(int(layer), int(head), value) for (layer, head), value in pi.items()]
+            row["pi_table"] = wandb.Table(
+                columns=["layer", "head", "pi"], data=[list(gate) for gate in gates]
+            )
+            row["pi_picture"] = wandb.Image(_pixels(gates, step))
+        return row
+
+    def conclude(self, summary: dict[str, Any], checkpoint: Path, tokenizer: Path) -> None:
+        """The result becomes the run's summary and, where uploads are on, the checkpoint an artifact."""
+        self._safely(lambda: self.run.summary.update(summary))
+        if self.upload:
+            self._safely(lambda: self._put_up(summary, checkpoint, tokenizer))
+
+    def _put_up(self, summary: dict[str, Any], checkpoint: Path, tokenizer: Path) -> None:
+        artifact = self.run.log_artifact(to_be_uploaded(self.run.name, summary, [checkpoint, tokenizer]))
+        artifact.wait(timeout=UPLOAD_SECONDS)
+        note_artifact(checkpoint, f"{artifact.qualified_name.rpartition(':')[0]}:{artifact.version}")
+
+    def uses(self, checkpoint: str) -> None:
+        """Record which artifact the run started from, if the checkpoint is one."""
+        source = artifact_source(checkpoint)
+        if source is not None and not self.offline:
+            self._safely(lambda: self.run.use_artifact(source))
+
+    def finish(self, failed: bool) -> None:
+        """End the run, so that the next job begins its own; one line says how to sync what stayed here."""
+        self._safely(lambda: self.run.finish(exit_code=int(failed)))
+        if self.run is not None and (self.offline or self._broken):
+            records = f"{self.folder}/wandb/*run-*"
+            print(f"W&B records are on disk; to sync them: wandb sync --include-online {records}")
+
+    def _safely(self, call: Callable[[], Any]) -> None:
+        """Do it, unless W&B has failed before; its first failure, of whatever kind, is the last attempt."""
+        if self._broken:
+            return
+        try:
+            call()
+        except Exception as error:
+            self._broken = True
+            print(f"W&B failed ({_first_line(error)}): the run goes on without it; metrics.csv has every row")
+
+
+def _pixels(gates: list[tuple[int, int, float]], step: int) -> Any:
+    """The picture of pi as an (height, width, 4) array of bytes."""
+    import numpy as np
+
+    layers, heads = 1 + max(layer for layer, _, _ in gates), 1 + max(head for _, head, _ in gates)
+    pi = [[math.nan] * heads for _ in range(layers)]
+    for layer, head, value in gates:
+        pi[layer][head] = value
+    figure, axes = grid_figure(layers, heads)
+    draw_pi(figure, axes, pi)
+    axes.set_title(f"pi at step {step}")
+    figure.canvas.draw()
+    return np.asarray(figure.canvas.buffer_rgba())  # type: ignore[attr-defined]
+
+
+def check_login(config: LoggerConfig, logged_in: bool) -> None:
+    """Refuse an online run that has nobody to be online as.
+
+    Raises:
+        InputError: there is no login.
+    """
+    if config.wandb is WandbMode.online and not logged_in:
+        raise InputError("logger=online needs a W&B login: run `wandb login`, or use logger=auto or offline")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _run_id(folder: Path) -> str:
+    """The id under which a resumed job finds its run; a W&B sweep gives its own."""
+    path = folder / "wandb_run_id"
+    if not path.exists():
+        partial = path.with_name("wandb_run_id.partial")
+        partial.write_text(os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:12])
+        partial.replace(path)
+    return path.read_text()
