@@ -69,7 +69,9 @@ def sampler(temperature: float, top_k: int, top_p: float, noise: torch.Generator
         if temperature == 0:
             return int(log_probs.argmax())
         words, probabilities = candidates(log_probs, temperature, top_k, top_p)
-        return int(words[torch.multinomial(probabilities, 1, generator=noise)])
+        shares = probabilities.cumsum(dim=0)
+        point = torch.rand(1, generator=noise, dtype=torch.float64) * shares[-1]
+        return int(words[torch.searchsorted(shares, point, right=True).clamp(max=len(words) - 1)])
 
     return choose
 
