@@ -49,8 +49,8 @@ def candidates(log_probs: Tensor, temperature: float, top_k: int, top_p: float) 
         shares = scaled[words].softmax(dim=0)
         # All that are rarer than this make less than 1 - top_p together, so only the others need sorting.
         order = _likeliest_first(shares, at_least=(1 - top_p) / (2 * len(words)))
-        before = shares[order].cumsum(dim=0) - shares[order]  # share of the likelier ones
-        words = words[order[before < top_p]]
+        reached = shares[order].cumsum(dim=0)
+        words = words[order[: 1 + int((reached < top_p).sum())]]
     return words, scaled[words].softmax(dim=0)
 
 
