@@ -22,7 +22,7 @@ def generate_tokens(
     Args:
         model: in evaluation mode.
         prompt: ids, at least one.
-        length: how many words.
+        length: how many words, at least 1.
         choose: from the log-probabilities (V,) on the model's device to the next word's id.
         memory_length: M, at least 1; None = the model's.
 
@@ -31,8 +31,7 @@ def generate_tokens(
     """
     device = model.positions.table.device
     hidden, cache = read(model, torch.tensor([prompt], device=device), memory_length)
-    for left in range(length, 0, -1):
-        word = choose(next_log_probs(model, hidden)[0])
-        yield word
-        if left > 1:
-            hidden = step(model, torch.tensor([word], device=device), cache)
+    yield (word := choose(next_log_probs(model, hidden)[0]))
+    for _ in range(length - 1):
+        hidden = step(model, torch.tensor([word], device=device), cache)
+        yield (word := choose(next_log_probs(model, hidden)[0]))
