@@ -71,7 +71,11 @@ class TiedAdaptiveSoftmax(nn.Module):
         """Log-probability of every word: (..., d) -> (..., V) float32 (float64 for float64 input)."""
         with torch.autocast(hidden.device.type, enabled=False):
             flat = self._wide(hidden).reshape(-1, hidden.shape[-1])
-            head = self._head_log_probs(flat, embedding)
+            top = flat @ self.head_projection if self.tails else flat
+            head = F.linear(top, embedding.tables[0], self.biases[0])
+            if self.tails:  # the few results are joined, not the weights
+                head = torch.cat([head, F.linear(top, self.cluster_weight, self.cluster_bias)], dim=1)
+            head = head.log_softmax(dim=1)
             first = self.ends[0]
             parts = [head[:, :first]]
             for tail in range(self.tails):
