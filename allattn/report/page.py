@@ -19,15 +19,16 @@ _PAGE = """<!DOCTYPE html>
 <title>{{ title }}</title>
 <style>
 :root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 76rem;
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 84rem;
   margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #d0d0d0; vertical-align: top; }
+table { border-collapse: collapse; font-size: .8125rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .45rem; text-align: right; border-bottom: 1px solid #d0d0d0; vertical-align: top; }
 th { border-bottom: 2px solid #1a1a1a; vertical-align: bottom; }
 th:first-child, td:first-child, .texts td, .texts th { text-align: left; }
-td { white-space: nowrap; } .texts td, .wrap { white-space: normal; overflow-wrap: anywhere; }
+td { white-space: nowrap; } .texts td, .wrap { white-space: normal; overflow-wrap: break-word; }
+.wrap { min-width: 9rem; max-width: 16rem; text-align: left; }
 img { max-width: 100%; height: auto; } figure { margin: 1.5rem 0; }
 figcaption, .notes { color: #444; font-size: .875rem; }
 .warnings { border-left: 4px solid #b34700; padding: .2rem 1rem; background: #fdf4ec; }

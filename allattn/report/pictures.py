@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from allattn.report.compared_run import ComparedRun
 from allattn.report.comparison import DENSE, PAPER_DENSE, PAPER_DIFFERENCES, PAPER_FULL, Comparison
@@ -20,6 +21,7 @@ from allattn.report.variants import FULL
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_DENSE_LOOK = {"color": "0.35", "marker": "*", "linestyle": "none", "markersize": 12}
 _DOTS_PER_INCH = 150
 
 
@@ -53,8 +55,8 @@ def draw_pictures(comparison: Comparison) -> dict[str, Figure]:
 
 
 CAPTIONS = {
-    "perplexity": "Test perplexity against the layers' parameters: these runs, and the published ones on axes "
-    "of their own (another text, a larger model).",
+    "perplexity": "Test perplexity against the layers' parameters: these runs, and the published ones on "
+    "axes of their own (another text, a larger model).",
     "heads": "Heads kept in each layer, for each run.",
     "training": "Loss and sparsity over the pruning run, with the end of lambda's warm-up and the freeze.",
 }
@@ -65,45 +67,38 @@ def draw_perplexity(comparison: Comparison, styles: Styles) -> Figure:
 
     The paper's text and model are others, so its points have axes of their own.
     """
-    figure = _figure(11, 5.2)
+    figure = _figure(11, 5.6)
     own, paper = figure.subplots(1, 2)
-    dense = next(row for row in comparison.rows if row.variant == DENSE)
-    models = {(run.dense.layer_parameters, run.dense.perplexity) for run in comparison.runs}
-    _points(own, sorted(models), {"color": "0.35", "marker": "*", "linestyle": "none"}, DENSE, large=True)
+    dense = sorted({(run.dense.layer_parameters, run.dense.perplexity) for run in comparison.runs})
+    _points(own, dense, _DENSE_LOOK, DENSE)
+    rows = {row.variant: row for row in comparison.rows}
     for name in comparison.names():
-        points = [(run.pruned.layer_parameters, run.pruned.perplexity) for run in comparison.of(name)]
-        _points(own, points, styles.marker(name), name)
-        if len(points) > 1:
-            row = next(row for row in comparison.rows if row.variant == name)
-            mean = [(row.layer_parameters, row.test.mean)]
-            _points(own, mean, styles.marker(name) | {"markeredgecolor": "black"}, None, large=True)
-    own.set_title(f"these runs (dense: {dense.heads_total} heads)")
-    _points(paper, [PAPER_DENSE], {"color": "0.35", "marker": "*", "linestyle": "none"}, "dense", large=True)
-    unknown = cycle(zip(_COLOURS[1:], _MARKERS[1:], strict=True))
-    _points(
-        paper,
-        [PAPER_FULL],
-        {"color": _COLOURS[0], "marker": _MARKERS[0], "linestyle": "none"},
-        FULL,
-        large=True,
-    )
+        runs = [(run.pruned.layer_parameters, run.pruned.perplexity) for run in comparison.of(name)]
+        _points(own, runs, styles.marker(name) | {"markersize": 4, "alpha": 0.8}, None)
+        mean = [(rows[name].layer_parameters, rows[name].test.mean)]
+        _points(own, mean, styles.marker(name) | {"fillstyle": "none"}, name)
+    own.set_title("these runs (small: one run; open: mean over seeds)")
+    own.set_xlabel("parameters of the layers, without the embedding side")
+
+    published = Styles([FULL, *PAPER_DIFFERENCES])
+    _points(paper, [PAPER_DENSE], _DENSE_LOOK, "dense")
+    _points(paper, [PAPER_FULL], published.marker(FULL), FULL)
     for name, difference in PAPER_DIFFERENCES.items():
         if name != DENSE:
-            colour, marker = next(unknown)
-            look = {"color": colour, "marker": marker, "linestyle": "none", "fillstyle": "none"}
-            look = styles.marker(name) | {"fillstyle": "none"} if name in comparison.names() else look
-            _points(paper, [(PAPER_FULL[0], PAPER_FULL[1] + difference)], look, f"{name} *", large=True)
-    paper.set_title("published: WikiText-103, another text and model size")
+            look = (styles if name in rows else published).marker(name) | {"fillstyle": "none"}
+            _points(paper, [(PAPER_FULL[0], PAPER_FULL[1] + difference)], look, f"{name} *")
+    paper.set_title("published: WikiText-103, a larger model")
     paper.set_xlabel(
-        "* parameters not published; drawn at the full method's", fontsize="small", loc="right", labelpad=18
+        "parameters of the layers, without the embedding side\n"
+        "* number of parameters not published: drawn at the full method's"
     )
     for axes in (own, paper):
-        axes.xaxis.set_major_formatter(_millions)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.set_ylabel("test perplexity (lower is better)")
         axes.margins(0.12)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
-    own.set_xlabel("parameters of the layers, embedding side excluded (millions)")
+        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
     return _plain_text(figure)
 
 
@@ -138,14 +133,14 @@ def draw_training(comparison: Comparison, styles: Styles) -> Figure:
     figure = _figure(11, 9)
     panels = figure.subplots(3, 1, sharex=True)
     for run, name in zip(comparison.runs, comparison.variants, strict=True):
-        look = styles.line(name) | {"linewidth": 1.2, "alpha": 0.75}
+        look = styles.line(name) | {"linewidth": 1.1, "alpha": 0.7}
         panels[0].plot(*_curve(run, "loss"), **look)
         panels[1].plot(*_curve(run, "valid_loss"), **look, marker="o", markersize=4)
         panels[2].plot(*_sparsity_curve(run), **look)
     panels[0].set_ylabel("training loss\n(nats per token)")
     panels[1].set_ylabel("validation loss\n(nats per token)")
     panels[2].set_ylabel("sparsity\n(share of heads closed)")
-    panels[2].yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1, decimals=0))
+    panels[2].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     panels[2].set_ylim(-0.03, 1.03 if _highest_sparsity(comparison) > 0.9 else None)
     panels[2].set_xlabel("optimizer step")
     keys = [Line2D([], [], label=name, **styles.line(name)) for name in comparison.names()]
@@ -189,18 +184,10 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _points(
-    axes: Axes,
-    points: Sequence[tuple[float, float]],
-    look: dict[str, Any],
-    label: str | None,
-    large: bool = False,
+    axes: Axes, points: Sequence[tuple[float, float]], look: dict[str, Any], label: str | None
 ) -> None:
     x, y = zip(*points, strict=True)
-    axes.plot(x, y, **look, markersize=11 if large else 6, label=label, alpha=1 if large else 0.7)
-
-
-def _millions(value: float, _: int) -> str:
-    return f"{value / 1e6:g}"
+    axes.plot(x, y, **{"markersize": 9, "label": label} | look)
 
 
 def _curve(run: ComparedRun, metric: str) -> tuple[list[float], list[float]]:

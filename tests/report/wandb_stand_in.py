@@ -1,9 +1,10 @@
 """A small local stand-in for W&B's API: it answers the queries that the wandb package sends, and no others.
 
 The shapes of the answers follow the package's own query texts: `Runs`, `RunHistoryKeys`, `RunSampledHistory`
-and `RunFullHistory` in wandb/apis/public/runs.py, `Viewer`, `ServerFeaturesQuery`, `RunParquetHistory` and
-`HistoryPage` in its wandb-core program (wandb 0.31). Like the service it gives back only fields that are asked
-for, pages its lists, hands history samples where samples are asked for, and knows only its own projects.
+and `RunFullHistory` in wandb/apis/public/runs.py, `GetDefaultEntity` in wandb/apis/_generated, and `Viewer`,
+`ServerFeaturesQuery`, `RunParquetHistory` and `HistoryPage` in its wandb-core program (wandb 0.31). Like the
+service it gives back only fields that are asked for, pages its lists, hands history samples where samples are
+asked for, and knows only its own project.
 """
 
 import json
