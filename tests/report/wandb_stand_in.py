@@ -80,6 +80,7 @@ class StandIn:
 
     def __init__(self, entity: str, project: str, runs: list[StandInRun]) -> None:
         self.entity, self.project, self.runs = entity, project, runs
+        self.refuses_key = False
         self.operations: list[tuple[str, dict[str, Any]]] = []
 
     def answer(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
@@ -188,9 +189,14 @@ def serve(stand_in: StandIn) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.path != "/graphql":
+                return self._reply(404, {"error": self.path})
+            if stand_in.refuses_key:
+                return self._reply(401, {"errors": [{"message": "user is not logged in"}]})
+            asked = json.loads(body)
             try:
-                reply = {"data": stand_in.answer(body["query"], body.get("variables") or {})}
+                reply = {"data": stand_in.answer(asked["query"], asked.get("variables") or {})}
             except KeyError as error:
                 reply = {"data": None, "errors": [{"message": f"not answered here: {error}"}]}
             self._reply(200, reply)
