@@ -1,6 +1,7 @@
 """Compare pruning runs: python -m allattn.compare [runs=[FOLDER,...]] or --wandb ENTITY/PROJECT --group G."""
 
 import difflib
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from allattn.report.page import html_page
 from allattn.report.pictures import draw_pictures, png, svg
 from allattn.report.runs_local import read_local_runs
 from allattn.report.runs_wandb import read_wandb_runs
-from allattn.report.summary_run import destination_of, log_summary_run
+from allattn.report.summary_run import Destination, check_can_log, destination_of, log_summary_run
 from allattn.report.tables import csv_table, latex_table, markdown_table, notes, runs_csv, terminal_table
 from allattn.training.config import WandbMode
 
@@ -52,13 +53,13 @@ def compare_runs(settings: CompareSettings) -> Comparison:
         raise InputError(f"no finished pruning run{of_group} in {where}")
     _check_vary(settings.vary, runs)
     comparison = compare(runs, left_out, settings.vary)
+    destination = _destination(settings, comparison) if settings.upload else None
     _print(comparison)
     folder = Path(settings.folder).expanduser()
     pictures = _write(comparison, folder)
     print(f"tables, pictures and report.html: {folder}", file=sys.stderr)
-    if settings.upload:
-        destination, group = _destination(settings, comparison)
-        print(log_summary_run(comparison, pictures, folder, settings.logger, destination, group))
+    if destination is not None:
+        print(log_summary_run(comparison, pictures, folder, settings.logger, destination))
     return comparison
 
 
@@ -113,14 +114,12 @@ def _write(comparison: Comparison, folder: Path) -> dict[str, Path]:
     return images
 
 
-def _destination(
-    settings: CompareSettings, comparison: Comparison
-) -> tuple[tuple[str | None, str], str | None]:
+def _destination(settings: CompareSettings, comparison: Comparison) -> Destination:
+    check_can_log(settings.logger)
     if settings.wandb is None:
-        destination, group = destination_of(comparison)
-        return destination, settings.group or group
+        return destination_of(comparison)
     entity, project = settings.wandb.split("/")
-    return (entity, project), settings.group
+    return Destination(entity, project, settings.group)
 
 
 def with_flags_as_settings(arguments: list[str]) -> list[str]:
@@ -140,7 +139,8 @@ def with_flags_as_settings(arguments: list[str]) -> list[str]:
             if not rest or rest[0].startswith("--"):
                 raise InputError(f"{flag} needs a value: {FLAGS[flag]}")
             value = rest.pop(0)
-        escaped = value.replace("\\'", "\\\\'").replace("'", "\\'")
+        # Inside Hydra's quotes a quote is escaped, and so is a backslash before a quote or at the end.
+        escaped = re.sub(r"(\\*)('|$)", lambda at: at[1] * 2 + at[2].replace("'", "\\'"), value)
         found.append(f"{flag.removeprefix('--')}='{escaped}'")
     return found
 
