@@ -1,9 +1,9 @@
 """python -m allattn.compare as a person runs it."""
 
 import json
-import os
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,38 @@ from allattn.errors import InputError
 from allattn.report.tables import COLUMNS, cells
 from allattn.training.config import WandbMode
 
-ROOT = Path(__file__).parents[2]
 FILES = {"table.md", "table.tex", "table.csv", "runs.csv", "report.html"} | {
     f"{name}.{ending}" for name in ("perplexity", "heads", "training") for ending in ("png", "svg")
 }
 
 
-def python_m_compare(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "allattn.compare", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+class Started:
+    """What a start of the command left: exit status and both outputs."""
+
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+
+@pytest.fixture
+def start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Started]]:
+    """`python -m allattn.compare` in a folder, run in this process."""
+
+    def run(folder: Path, *arguments: str) -> Started:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+        monkeypatch.setattr(sys, "argv", ["compare", *arguments])
+        monkeypatch.delitem(sys.modules, "allattn.compare", raising=False)
+        status = 0
+        try:
+            runpy.run_module("allattn.compare", run_name="__main__", alter_sys=True)
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        return Started(status, *capsys.readouterr())
+
+    yield run
+    GlobalHydra.instance().clear()
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +65,26 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_plain_start_reads_runs_and_writes_comparison(runs: Path) -> None:
-    done = python_m_compare(runs.parent)
-    assert done.returncode == 0, done.stderr
+def test_a_plain_start_reads_runs_and_writes_comparison(runs: Path, start: Callable[..., Started]) -> None:
+    done = start(runs.parent)
+    assert done.status == 0, done.err
     assert {path.name for path in (runs.parent / "comparison").iterdir()} == FILES
-    assert "without output scaling" in done.stdout
-    assert "+2.50 [-3.85, +8.85]" in done.stdout, "2 and 3: mean 2.5, 12.706 * 0.7071 / sqrt(2)"
-    assert "left out: runs/broken: failed: loss is nan" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "without output scaling" in done.out
+    assert "+2.50 [-3.85, +8.85]" in done.out, "2 and 3: mean 2.5, half width 12.706 * 0.7071 / sqrt(2)"
+    assert done.err.startswith("left out: runs/broken: failed: loss is nan\n")
 
 
-def test_wandb_without_a_login_is_one_line(tmp_path: Path) -> None:
-    done = python_m_compare(
-        tmp_path, "--wandb", "a/b", "--group=g", WANDB_API_KEY="", NETRC=str(tmp_path / "none")
-    )
-    assert done.returncode == 2
-    assert done.stderr.strip().startswith("error: no W&B login")
-    assert done.stderr.count("\n") == 1
+def test_wandb_flags_are_read_before_anything_else(
+    tmp_path: Path, start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a login there is one line and exit status 2."""
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    done = start(tmp_path, "--wandb", "a/b", "--group=g")
+    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
+    assert done.err.startswith("error: no W&B login: run `wandb login`")
+    done = start(tmp_path, "--group")
+    assert (done.status, done.err) == (2, "error: --group needs a value: --group GROUP\n")
 
 
 @pytest.mark.parametrize("flag", ["--wandb", "--group"])

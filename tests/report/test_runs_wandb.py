@@ -61,8 +61,12 @@ def test_a_study_reads_as_from_its_folders(stand_in: StandIn, study: Path) -> No
     assert comparison.runs[0].where == f"{PATH}/full-1"
 
 
-def test_history_is_read_whole(stand_in: StandIn) -> None:
-    """5,000 rows; metrics on different rows; the best at row 3,333, the last elsewhere; always the same."""
+@pytest.mark.parametrize("exported", [0, 1, 2_000, 5_000])
+def test_history_is_read_whole(stand_in: StandIn, exported: int) -> None:
+    """5,000 rows; metrics on different rows; the best at row 3,333, the last elsewhere; always the same.
+
+    The service has exported some of the rows, none or all to files; the client reads both kinds.
+    """
     rng = random.Random(0)
     rows: list[dict[str, Any]] = []
     for number in range(1, 5_001):
@@ -72,7 +76,9 @@ def test_history_is_read_whole(stand_in: StandIn) -> None:
     rows[3_332] = {"step": 3_333, "valid_perplexity": 24.17}
     rows[4_998] = {"step": 4_999, "valid_perplexity": 25.90}
     rows[100] = {"step": 101, "pi": {"_type": "image-file"}, "valid_perplexity": float("nan")}
-    stand_in.runs.append(logged("long", 25.5, history=rows, **{"gates.freeze_step": 1_000}))
+    stand_in.runs.append(
+        logged(f"long-{exported}", 25.5, history=rows, exported=exported, **{"gates.freeze_step": 1_000})
+    )
 
     import wandb
 

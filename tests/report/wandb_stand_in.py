@@ -7,6 +7,7 @@ service it gives back only fields that are asked for, pages its lists, hands his
 asked for, and knows only its own project.
 """
 
+import io
 import json
 import random
 import re
@@ -16,6 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import pyarrow
+import pyarrow.parquet
 
 JSON_STRINGS = (
     "config",
@@ -37,6 +41,7 @@ class StandInRun:
     group: str | None = None
     job_type: str = "prune"
     tags: list[str] = field(default_factory=list)
+    exported: int = 0  # so many first rows were exported to a file, as the service does with older rows
 
     def rows(self) -> list[dict[str, Any]]:
         """History with W&B's own row counter."""
@@ -81,6 +86,7 @@ class StandIn:
     def __init__(self, entity: str, project: str, runs: list[StandInRun]) -> None:
         self.entity, self.project, self.runs = entity, project, runs
         self.refuses_key = False
+        self.address = ""
         self.operations: list[tuple[str, dict[str, Any]]] = []
 
     def answer(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
@@ -144,8 +150,23 @@ class StandIn:
         return {"run": None}
 
     def _exported(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
-        """No history was exported to files: all of it is read page by page."""
-        return {"run": {"parquetHistory": {"parquetUrls": [], "liveData": []}}}
+        """Where exported rows lie, and of the others the keys asked for; those are read page by page."""
+        run = self._named(variables["runName"])
+        urls = [f"{self.address}/exported/{run.id}.parquet"] if run.exported else []
+        live = [{key: row[key] for key in variables["liveKeys"]} for row in run.rows()[run.exported :]]
+        return {"run": {"parquetHistory": {"parquetUrls": urls, "liveData": live}}}
+
+    def exported_file(self, path: str) -> bytes:
+        """The exported rows of a run as a Parquet file."""
+        run = self._named(path.removeprefix("/exported/").removesuffix(".parquet"))
+        file = io.BytesIO()
+        rows = run.rows()[: run.exported]
+        columns = {name: [row.get(name) for row in rows] for name in {name for row in rows for name in row}}
+        pyarrow.parquet.write_table(pyarrow.table(columns), file)
+        return file.getvalue()
+
+    def _named(self, run_id: str) -> StandInRun:
+        return next(run for run in self.runs if run.id == run_id)
 
     def _page(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
         first, end = int(variables["minStep"]), int(variables["maxStep"])
@@ -169,7 +190,7 @@ class StandIn:
         return {"run": {"sampledHistory": found}}
 
     def _history(self, run_id: str) -> list[dict[str, Any]]:
-        return next(run.rows() for run in self.runs if run.id == run_id)
+        return self._named(run_id).rows()
 
 
 def _asked(node: dict[str, Any], query: str) -> dict[str, Any]:
@@ -202,15 +223,22 @@ def serve(stand_in: StandIn) -> Iterator[str]:
             self._reply(200, reply)
 
         def do_GET(self) -> None:
-            self._reply(404, {"error": self.path})
+            if not self.path.startswith("/exported/"):
+                return self._reply(404, {"error": self.path})
+            self._send(200, "application/octet-stream", stand_in.exported_file(self.path))
+
+        do_HEAD = do_GET
 
         def _reply(self, status: int, reply: dict[str, Any]) -> None:
-            text = json.dumps(reply).encode()
+            self._send(status, "application/json", json.dumps(reply).encode())
+
+        def _send(self, status: int, kind: str, data: bytes) -> None:
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(text)
+            if self.command != "HEAD":
+                self.wfile.write(data)
 
         def log_message(self, *args: Any) -> None:
             pass
@@ -219,7 +247,8 @@ def serve(stand_in: StandIn) -> Iterator[str]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        stand_in.address = f"http://127.0.0.1:{server.server_port}"
+        yield stand_in.address
     finally:
         server.shutdown()
         server.server_close()
