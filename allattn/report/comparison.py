@@ -238,7 +238,8 @@ def _refuse_duplicates(runs: Sequence[ComparedRun], variants: Sequence[str]) -> 
         other = seen.setdefault((variant, run.seed), run)
         if other is not run:
             differing = [line.partition(" differs")[0] for line in unexpected_differences([other, run])]
-            reason = f" and differ in {', '.join(differing)}" if differing else ""
+            more = f" and {len(differing) - 3} more settings" if len(differing) > 3 else ""
+            reason = f" and differ in {', '.join(differing[:3])}{more}" if differing else ""
             raise InputError(
                 f"{other.where} and {run.where} are both {variant} with seed {run.seed}{reason}: choose the "
                 "runs of one study by runs=[FOLDER,...] or group=GROUP, or name what makes the variants by "

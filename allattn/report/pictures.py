@@ -20,7 +20,7 @@ from allattn.report.variants import FULL
 # Okabe and Ito's colours, told apart with any colour vision; without yellow, which is faint on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--", ":", "-.")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")  # one more than colours: no pair comes back early
 _DENSE_LOOK = {"color": "0.35", "marker": "*", "linestyle": "none", "markersize": 12}
 _DOTS_PER_INCH = 150
 
@@ -90,7 +90,7 @@ def draw_perplexity(comparison: Comparison, styles: Styles) -> Figure:
     paper.set_title("published: WikiText-103, a larger model")
     paper.set_xlabel(
         "parameters of the layers, without the embedding side\n"
-        "* number of parameters not published: drawn at the full method's"
+        "* parameters not published: drawn at the full method's"
     )
     for axes in (own, paper):
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))

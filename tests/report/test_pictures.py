@@ -98,9 +98,10 @@ def test_every_variant_has_its_own_look() -> None:
         compared_run(str(i), str(i), config(**{"gates.lambda_max": 0.01 * i}), result(100 + i), history())
         for i in range(1, 21)
     ]
-    panel = draw_pictures(compare(runs, []))["training"].axes[0]
-    looks = {(line.get_color(), line.get_linestyle()) for line in panel.lines[:20]}
-    assert len(looks) == 20
+    drawn = draw_pictures(compare(runs, []))
+    curves = {(line.get_color(), line.get_linestyle()) for line in drawn["training"].axes[0].lines[:20]}
+    means = {(line.get_color(), line.get_marker()) for line in drawn["perplexity"].axes[0].lines[1:]}
+    assert len(curves) == len(means) == 20
 
 
 def test_svg_is_well_formed_and_the_same_at_each_drawing(comparison: Comparison) -> None:
