@@ -71,7 +71,9 @@ figcaption, .notes { color: #444; font-size: .875rem; }
 {%- endfor %}
 <h2>Runs</h2>
 <div class="wide"><table id="runs">
-<thead><tr>{% for column in run_columns %}<th scope="col">{{ column }}</th>{% endfor %}</tr></thead>
+<thead><tr>{% for column in run_columns -%}
+<th scope="col"{% if loop.index < 3 or loop.last %} class="wrap"{% endif %}>{{ column }}</th>
+{%- endfor %}</tr></thead>
 <tbody>{% for row in runs %}
 <tr>{% for cell in row %}<td{% if loop.index < 3 or loop.last %} class="wrap"{% endif %}>{{ cell }}</td>
 {%- endfor %}</tr>
