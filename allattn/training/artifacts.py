@@ -18,7 +18,7 @@ _NOTE = "artifact.txt"  # beside a checkpoint: the artifact that it is
 def local_checkpoint(reference: str) -> Path:
     """Path of a checkpoint, downloaded first where `reference` names an artifact.
 
-    An artifact lands in artifacts/ENTITY/PROJECT/NAME:VERSION of the working folder, or of WANDB_ARTIFACT_DIR.
+    An artifact lands in artifacts/ENTITY/PROJECT/NAME:VERSION, below WANDB_ARTIFACT_DIR if that is set.
 
     Raises:
         InputError: the reference has another form, there is no login, or W&B does not give the artifact.

@@ -41,11 +41,10 @@ def make_loggers(
     """
     if not is_first_process():
         return []
-    logged_in = has_login()
-    check_login(config, logged_in)
+    check_login(config, has_login())
     loggers: list[Logger] = [CsvMetrics(folder / "metrics.csv", keep_until)]
     if config.wandb is not WandbMode.none and os.environ.get("WANDB_MODE") != "disabled":
-        offline = config.wandb is WandbMode.offline or not logged_in
+        offline = is_offline(config.wandb)
         loggers.append(WandbRun(config, folder, name, job_type, tags, run_config, offline))
     return loggers
 
@@ -79,6 +78,11 @@ def finish_loggers(loggers: list[Logger]) -> Iterator[None]:
     finally:
         for run in wandb_runs(loggers):
             run.finish(failed)
+
+
+def is_offline(mode: WandbMode) -> bool:
+    """Whether W&B keeps its records on disk; `auto` does so where there is no login, so nothing prompts."""
+    return mode is WandbMode.offline or not has_login()
 
 
 def has_login() -> bool:

@@ -49,7 +49,12 @@ def _sync(server: StandIn, *folders: Path) -> None:
     records = [str(record) for folder in folders for record in sorted(folder.glob("wandb/*run-*"))]
     command = ["wandb", "sync", "--yes", "--include-online", "--include-synced", *records]
     done = subprocess.run(
-        command, env={**os.environ, **server.environment()}, capture_output=True, text=True, timeout=120
+        command,
+        cwd=folders[0],
+        env={**os.environ, **server.environment()},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
 
