@@ -7,12 +7,14 @@ from omegaconf import DictConfig
 
 from allattn.command import run_command
 from allattn.settings import PruneSettings, prune_settings, register
-from allattn.stages import prune
 
 
 def main(config: DictConfig) -> dict[str, Any]:
     """Check the settings, then gates, fit, removal, fit, score, summary (see `allattn.stages.prune`)."""
-    return prune(prune_settings(config))
+    settings = prune_settings(config)
+    from allattn.stages import prune  # after the check: torch and lightning take seconds to import
+
+    return prune(settings)
 
 
 if __name__ == "__main__":

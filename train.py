@@ -7,12 +7,14 @@ from omegaconf import DictConfig
 
 from allattn.command import run_command
 from allattn.settings import PretrainSettings, pretrain_settings, register
-from allattn.stages import pretrain
 
 
 def main(config: DictConfig) -> dict[str, Any]:
     """Check the settings, then data, model, fit, score, summary (see `allattn.stages.pretrain`)."""
-    return pretrain(pretrain_settings(config))
+    settings = pretrain_settings(config)
+    from allattn.stages import pretrain  # after the check: torch and lightning take seconds to import
+
+    return pretrain(settings)
 
 
 if __name__ == "__main__":

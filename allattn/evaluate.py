@@ -11,8 +11,8 @@ from allattn.command import register_command, run_command
 from allattn.data.config import DataConfig, Source
 from allattn.errors import InputError
 from allattn.report.summary import score_record
-from allattn.stages import corpus_of
 from allattn.training.artifacts import local_checkpoint
+from allattn.training.checkpoint_text import corpus_of
 from allattn.training.checkpoints import checked_tokenizer, read_checkpoint, rebuild
 from allattn.training.config import EvaluationConfig, check_evaluation
 from allattn.training.scoring import score_split

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allattn.data.config import FILE_SETTINGS, DataConfig, Source, check_data
 from allattn.data.corpus import Corpus, prepare
 from allattn.data.vocabulary import save_tokenizer
 from allattn.errors import InputError
@@ -26,6 +25,7 @@ from allattn.report.summary import corpus_record, model_record, print_summary
 from allattn.report.timing import seconds_per_token
 from allattn.settings import PretrainSettings, PruneSettings, Resume, RunSettings, plain
 from allattn.training.artifacts import forget_artifact, local_checkpoint
+from allattn.training.checkpoint_text import corpus_of, text_record
 from allattn.training.checkpoints import (
     build_model,
     checked_tokenizer,
@@ -73,7 +73,7 @@ def pretrain(settings: PretrainSettings) -> dict[str, Any]:
             settings.schedule,
             settings.seed,
             settings.trainer.accumulation,
-            record=_record(settings.data, corpus),
+            record=text_record(settings.data, corpus),
         )
         steps = settings.schedule.steps
         with finish_loggers(loggers):
@@ -110,7 +110,7 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
         loggers = _loggers(settings, folder, corpus, "prune", [settings.ablation], start)
         for run in wandb_runs(loggers):
             run.uses(settings.checkpoint)
-        record = _record(data, corpus) | {"dense_hash": dense_hash}
+        record = text_record(data, corpus) | {"dense_hash": dense_hash}
         freeze, steps = settings.gates.freeze_step, settings.schedule.steps
         with finish_loggers(loggers):
             if settings.gates.selection is not Selection.l0:
@@ -172,29 +172,6 @@ def select_heads(model: AllAttentionLM, corpus: Corpus, settings: PruneSettings)
     return keep_highest(scores, keep, gates.scope)
 
 
-def corpus_of(
-    wanted: DataConfig, checkpoint: dict[str, Any], tokenizer: Path, progress: bool = True
-) -> tuple[DataConfig, Corpus]:
-    """The text to use with a checkpoint: its own unless another is named, always with its vocabulary.
-
-    Raises:
-        InputError: the settings contradict each other, or the checkpoint's own text is not what it was.
-    """
-    check_data(wanted)
-    if wanted.tokenizer != "word" or wanted.minimum_count != 1:
-        raise InputError(
-            "data.tokenizer and data.minimum_count do nothing here: the checkpoint has its vocabulary"
-        )
-    data = _data_of(wanted, checkpoint, tokenizer)
-    corpus = prepare(data, progress)
-    if wanted.source is Source.checkpoint and corpus.fingerprint != checkpoint["allattn"]["fingerprint"]:
-        raise InputError(
-            "the text that the checkpoint was trained on has changed since, so numbers would not compare: "
-            "bring it back, or name the text by data=files data.folder=FOLDER"
-        )
-    return data, corpus
-
-
 def _saved_state(folder: RunFolder, corpus: Corpus) -> dict[str, Any] | None:
     """The run's last checkpoint, if there is one, on the same text; the vocabulary is then written beside it.
 
@@ -211,14 +188,6 @@ def _saved_state(folder: RunFolder, corpus: Corpus) -> dict[str, Any] | None:
     if is_first_process():
         save_tokenizer(corpus.tokenizer, folder.tokenizer)
     return state
-
-
-def _data_of(wanted: DataConfig, checkpoint: dict[str, Any], tokenizer: Path) -> DataConfig:
-    if wanted.source is Source.checkpoint:
-        saved = dict(checkpoint["allattn"]["data"])
-        saved["source"] = Source(saved["source"])
-        wanted = replace(DataConfig(**saved), cache_folder=wanted.cache_folder)
-    return replace(wanted, tokenizer=str(tokenizer), vocabulary_size=None, minimum_count=1)
 
 
 def _same_dense(path: Path, record: dict[str, Any], dense_hash: str) -> None:
@@ -265,19 +234,6 @@ def _sized(model: ModelConfig, corpus: Corpus) -> ModelConfig:
 def _best(state: dict[str, Any] | None) -> float:
     """The lowest validation loss so far, nats per token."""
     return float("inf") if state is None else state["allattn"]["best"]
-
-
-def _record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
-    """What every checkpoint says about its text."""
-    saved = plain(data)
-    for name in ("folder", *FILE_SETTINGS):
-        if saved[name] is not None:
-            saved[name] = str(Path(saved[name]).expanduser().resolve())
-    return {
-        "data": saved,
-        "tokenizer_hash": corpus.tokenizer_hash,
-        "fingerprint": corpus.fingerprint,
-    }
 
 
 def _task(

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
 from allattn.data.vocabulary import load_tokenizer, tokenizer_hash
@@ -28,22 +27,6 @@ TOKENIZER_FILE = "tokenizer.json"
 _ENTRIES = ["model", "phase", "step", "best", "memory", "data", "tokenizer_hash", "fingerprint"]
 _ENTRIES += ["output_scaling", "target_sparsity"]
 _MODEL, _GATES = "model.", "gates.pi."  # prefixes in the state dict
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes under another name first, so that a file with the final name is always whole."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write `checkpoint` to `path`; on any failure the earlier file stays.
-
-        Raises:
-            OSError: the path is named.
-        """
-        write_atomically(checkpoint, Path(path))
-
-    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
-        """Read with `weights_only=True`, whatever the caller asks."""
-        return read_checkpoint(Path(path))
 
 
 def file_hash(path: Path) -> str:

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from allattn.data.corpus import Corpus
 from allattn.data.segments import SegmentStream
 from allattn.errors import InputError, Interrupted
-from allattn.training.checkpoints import AtomicCheckpointIO
+from allattn.training.checkpoint_io import AtomicCheckpointIO
 from allattn.training.config import EvaluationConfig, ScheduleConfig, TrainerConfig
 from allattn.training.language_task import LanguageTask
 from allattn.training.progress import BetweenSteps, StepBar

@@ -17,8 +17,8 @@ from allattn.evaluate import EvaluateSettings, evaluate
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.surgery import cut_model, plan_removal
 from allattn.training import checkpoints
+from allattn.training.checkpoint_io import AtomicCheckpointIO
 from allattn.training.checkpoints import (
-    AtomicCheckpointIO,
     checked_tokenizer,
     load_model,
     read_checkpoint,

@@ -1,0 +1,53 @@
+"""The text that belongs to a checkpoint."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from allattn.data.config import FILE_SETTINGS, DataConfig, Source, check_data
+from allattn.data.corpus import Corpus, prepare
+from allattn.errors import InputError
+
+
+def corpus_of(
+    wanted: DataConfig, checkpoint: dict[str, Any], tokenizer: Path, progress: bool = True
+) -> tuple[DataConfig, Corpus]:
+    """The text to use with a checkpoint: its own unless another is named, always with its vocabulary.
+
+    Raises:
+        InputError: the settings contradict each other, or the checkpoint's own text is not what it was.
+    """
+    check_data(wanted)
+    if wanted.tokenizer != "word" or wanted.minimum_count != 1:
+        raise InputError(
+            "data.tokenizer and data.minimum_count do nothing here: the checkpoint has its vocabulary"
+        )
+    data = _data_of(wanted, checkpoint, tokenizer)
+    corpus = prepare(data, progress)
+    if wanted.source is Source.checkpoint and corpus.fingerprint != checkpoint["allattn"]["fingerprint"]:
+        raise InputError(
+            "the text that the checkpoint was trained on has changed since, so numbers would not compare: "
+            "bring it back, or name the text by data=files data.folder=FOLDER"
+        )
+    return data, corpus
+
+
+def text_record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
+    """What every checkpoint says about its text."""
+    saved = asdict(data) | {"source": data.source.value}
+    for name in ("folder", *FILE_SETTINGS):
+        if saved[name] is not None:
+            saved[name] = str(Path(saved[name]).expanduser().resolve())
+    return {
+        "data": saved,
+        "tokenizer_hash": corpus.tokenizer_hash,
+        "fingerprint": corpus.fingerprint,
+    }
+
+
+def _data_of(wanted: DataConfig, checkpoint: dict[str, Any], tokenizer: Path) -> DataConfig:
+    if wanted.source is Source.checkpoint:
+        saved = dict(checkpoint["allattn"]["data"])
+        saved["source"] = Source(saved["source"])
+        wanted = replace(DataConfig(**saved), cache_folder=wanted.cache_folder)
+    return replace(wanted, tokenizer=str(tokenizer), vocabulary_size=None, minimum_count=1)
