@@ -245,7 +245,7 @@ def test_sweep_values_reach_every_job(command: Command) -> None:
     assert command("prune", *arguments).status == 0
     found = {(settings.gates.lambda_max, settings.seed): settings.name for settings in command.seen}
     assert set(found) == {(x, seed) for x in (0, 0.01, 0.5) for seed in (1, 2)}
-    assert found[0.01, 2] == "demo-pruned/gates.lambda_max=0.01,seed=2"
+    assert found[0.01, 2] == "demo-pruned/gates.lambda_max-0.01+seed-2"
     assert len(set(found.values())) == 6
 
 
