@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import torch
 import torch.distributed as dist
@@ -11,10 +12,13 @@ from rich.progress import track
 from torch import Tensor
 
 from allattn.data.corpus import Corpus
-from allattn.data.segments import EvaluationStream, Segment, WindowStream
+from allattn.data.segments import NOT_SCORED, EvaluationStream, Segment, WindowStream
 from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM
 from allattn.training.config import EvaluationConfig, EvaluationMode
+
+
+_NOTHING = Segment(torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), NOT_SCORED), 0, starts_over=True)
 
 
 @dataclass(frozen=True)
@@ -96,15 +100,23 @@ def score_split(
     """Score one split of a corpus as the settings say; with several processes each scores its share."""
     stream = evaluation_stream(model.config, corpus, split, settings, rank, world_size)
     words = corpus.splits[split].words - 1  # the text's first word is not scored
-    own = score(model, stream, multipliers, settings.memory_length, words, progress)
     if world_size == 1:
-        return own
+        return score(model, stream, multipliers, settings.memory_length, words, progress)
     device = model.positions.table.device
+    together = chain(stream, repeat(_NOTHING, _missing(stream, device)))
+    own = score(model, together, multipliers, settings.memory_length, words, progress)
     nats = torch.tensor(own.nats, dtype=torch.float64, device=device)
     tokens = torch.tensor(own.tokens, dtype=torch.int64, device=device)
     for total in (nats, tokens):
         dist.all_reduce(total)
     return Score(float(nats), int(tokens), words)
+
+
+def _missing(stream: EvaluationStream | WindowStream, device: torch.device) -> int:
+    """How many segments fewer than another process this one has; sharded weights are gathered by all at once."""
+    most = torch.tensor(len(stream), device=device)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return int(most) - len(stream)
 
 
 def evaluation_stream(
