@@ -17,7 +17,6 @@ from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM
 from allattn.training.config import EvaluationConfig, EvaluationMode
 
-
 _NOTHING = Segment(torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), NOT_SCORED), 0, starts_over=True)
 
 
@@ -113,7 +112,7 @@ def score_split(
 
 
 def _missing(stream: EvaluationStream | WindowStream, device: torch.device) -> int:
-    """How many segments fewer than another process this one has; sharded weights are gathered by all at once."""
+    """Segments that another process has more: all of them gather sharded weights at the same time."""
     most = torch.tensor(len(stream), device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     return int(most) - len(stream)

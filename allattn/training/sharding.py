@@ -46,7 +46,7 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 def clip_sharded(parameters: list[nn.Parameter], largest_norm: float) -> Tensor:
     """`clip_gradients` where some of the parameters, or all, are sharded."""
     whole = [p for p in parameters if not isinstance(p, DTensor)]
-    sharded = [p for p in parameters if isinstance(p, DTensor)]
+    sharded: list[nn.Parameter] = [p for p in parameters if isinstance(p, DTensor)]
     norms = [_total_norm(kind) for kind in (whole, sharded) if kind]
     norm = torch.linalg.vector_norm(torch.stack(norms))
     for kind in (whole, sharded):

@@ -217,6 +217,17 @@ def numbers(folder: RunFolder, name: str) -> list[float]:
     return [float(row[name]) for row in read_metrics(folder.metrics) if name in row]
 
 
+def equal(one: Any, other: Any) -> bool:
+    """Bit-identical, however deep the tensors are."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(one == other)
+
+
 def last_step(folder: RunFolder) -> int:
     """The last step that metrics.csv holds a whole row of."""
     if not folder.metrics.exists():

@@ -10,11 +10,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from commands import KILLED, PATIENCE, ROOT, KillIn, last_step, rows, run, start
+from commands import KILLED, PATIENCE, ROOT, KillIn, equal, last_step, rows, run, start
 
 from allattn.training.checkpoints import read_checkpoint, write_atomically
 from allattn.training.run_folder import RunFolder
@@ -43,17 +41,6 @@ def whole_pruning(
     folder = RunFolder(base / "run")
     run(base / "output", "prune.py", *pruning(folder, dense.last, ACCUMULATED))
     return folder
-
-
-def equal(one: Any, other: Any) -> bool:
-    """Bit-identical, however deep the tensors are."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return bool(one == other)
 
 
 def assert_same(folder: RunFolder, expected: RunFolder) -> None:
