@@ -99,11 +99,12 @@ def score_split(
     """Score one split of a corpus as the settings say; with several processes each scores its share."""
     stream = evaluation_stream(model.config, corpus, split, settings, rank, world_size)
     words = corpus.splits[split].words - 1  # the text's first word is not scored
+    missing = _missing(model, len(stream)) if world_size > 1 else 0
+    segments = chain(stream, repeat(_NOTHING, missing)) if missing else stream
+    own = score(model, segments, multipliers, settings.memory_length, words, progress)
     if world_size == 1:
-        return score(model, stream, multipliers, settings.memory_length, words, progress)
+        return own
     device = model.positions.table.device
-    together = chain(stream, repeat(_NOTHING, _missing(stream, device)))
-    own = score(model, together, multipliers, settings.memory_length, words, progress)
     nats = torch.tensor(own.nats, dtype=torch.float64, device=device)
     tokens = torch.tensor(own.tokens, dtype=torch.int64, device=device)
     for total in (nats, tokens):
@@ -111,11 +112,15 @@ def score_split(
     return Score(float(nats), int(tokens), words)
 
 
-def _missing(stream: EvaluationStream | WindowStream, device: torch.device) -> int:
-    """Segments that another process has more: all of them gather sharded weights at the same time."""
-    most = torch.tensor(len(stream), device=device)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    return int(most) - len(stream)
+def _missing(model: AllAttentionLM, segments: int) -> int:
+    """Segments that another process has more, where weights are sharded: every process must run as many."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(model, FSDPModule):
+        return 0
+    counts = [0] * dist.get_world_size()
+    dist.all_gather_object(counts, segments)
+    return max(counts) - segments
 
 
 def evaluation_stream(
