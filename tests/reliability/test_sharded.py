@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import KILLED, KillIn, equal, last_step, numbers, rows, run, start_two, wait_for_both
+from commands import KILLED, KillIn, equal, numbers, rows, run, start_two, wait_for_both
 
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.run_folder import RunFolder
@@ -145,9 +145,11 @@ def test_killed_twice_and_stopped_goes_on(
     started = start_two(tmp_path, "prune.py", *arguments, kill_in=(KillIn("os:fsync", 2), None))
     assert wait_for_both(started)[0] == KILLED, started[0].output
     assert list(folder.checkpoints.glob("*.partial")), "a file was half written"
-    started = start_two(tmp_path, "prune.py", *arguments)
-    started[1].send_when(signal.SIGTERM, lambda: last_step(folder) >= 16)
+    told = KillIn(STEP, 11, number=signal.SIGTERM)  # one of the two, in the fine-tuning
+    started = start_two(tmp_path, "prune.py", *arguments, kill_in=(None, told))
     assert wait_for_both(started) == [143, 143], started[0].output + started[1].output
+    stopped = read_checkpoint(folder.last)["allattn"]
+    assert (stopped["step"], stopped["phase"]) == (16, "fine_tune")
     run_two(tmp_path, "prune.py", *arguments)
     assert rows(folder) == rows(whole)
     for name in ("last", "best", "gates"):

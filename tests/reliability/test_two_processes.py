@@ -216,3 +216,20 @@ def test_signal_to_one_process_stops_both(
     statuses = wait_for_both(started)
     assert statuses == [143, 143], started[0].output + started[1].output
     assert read_checkpoint(folder.last)["allattn"]["step"] == last_step(folder) < 12
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_second_process_waits_for_the_last_checkpoint_at_the_freeze(
+    tmp_path: Path, pruning: Arguments, dense_without_dropout: RunFolder, strategy: str
+) -> None:
+    """The best checkpoint, which becomes the last one, is that of the freeze; the first process is slow."""
+    folder = RunFolder(tmp_path / "run")
+    arguments = pruning(folder, dense_without_dropout.last, *TWO, f"trainer.strategy={strategy}")
+    slow = KillIn("allattn.training.progress:_copy", 2, number=signal.SIGSTOP)
+    first, second = started = start_two(tmp_path, "prune.py", *arguments, kill_in=(slow, None))
+    second.wait_for(4)
+    assert read_checkpoint(folder.best)["allattn"]["step"] == 12
+    assert read_checkpoint(folder.last)["allattn"]["step"] == 10
+    first.send(signal.SIGCONT)
+    statuses = wait_for_both(started)
+    assert statuses == [0, 0], started[0].output + started[1].output
