@@ -101,8 +101,8 @@ def name_job(config: DictConfig, swept: set[str]) -> None:
     of_study = set(hydra_config.sweeper.params or {})
     if not of_study <= set(given):
         raise InputError(
-            f"study={hydra_config.runtime.choices['study']} would run one job under the study's name: give -m, "
-            "and one study"
+            f"study={hydra_config.runtime.choices['study']} would run one job under the study's name: "
+            "give -m, and one study"
         )
     if hydra_config.mode != RunMode.MULTIRUN:
         return

@@ -7,6 +7,8 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+_TEXTS = ("phase", "valid_heads")  # metrics that are no numbers
+
 
 class CsvMetrics(Logger):
     """Appends rows to metrics.csv; a resumed run first drops the rows after its checkpoint.
@@ -33,6 +35,10 @@ class CsvMetrics(Logger):
         """There is one file per run folder."""
         return ""
 
+    def typed_rows(self) -> list[dict[str, Any]]:
+        """The rows so far with the values that were logged."""
+        return [{name: _value(name, text) for name, text in row.items()} for row in self._rows]
+
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """The configuration is in config.yaml, not here."""
@@ -58,6 +64,12 @@ class CsvMetrics(Logger):
             writer.writeheader()
             writer.writerows(self._rows)
         partial.replace(self.path)
+
+
+def _value(name: str, text: str) -> int | float | str:
+    if name in _TEXTS:
+        return text
+    return int(text) if text.isdigit() else float(text)
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
