@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from allattn.errors import InputError
+from allattn.errors import InputError, Interrupted
 
 # Settings that change neither a number nor a file of the run; they may differ when it goes on.
 _FREE = ("resume", "logger", "trainer.progress", "data.cache_folder", "runs_folder")
@@ -26,6 +26,7 @@ class RunFolder:
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.csv"
         self.result = path / "result.json"
+        self.failure = path / "failure.txt"  # the error that ended the last start, if one did
         self.checkpoints = path / "checkpoints"
         self.last = self.checkpoints / "last.ckpt"
         self.best = self.checkpoints / "best.ckpt"
@@ -102,9 +103,24 @@ def open_run_folder(path: Path, config: dict[str, Any], accept_changes: bool) ->
         partial.write_text(yaml.safe_dump(config, sort_keys=False))
         partial.replace(folder.config)
         folder.checkpoints.mkdir(exist_ok=True)
-        yield folder
+        with _noted_failure(folder):
+            yield folder
     finally:
         lock.release()
+
+
+@contextmanager
+def _noted_failure(folder: RunFolder) -> Iterator[None]:
+    """Keep the error that ends an unfinished run, so that a comparison can name it."""
+    folder.failure.unlink(missing_ok=True)
+    try:
+        yield
+    except Interrupted:
+        raise  # saved; it goes on
+    except Exception as error:
+        if not folder.result.exists():
+            folder.failure.write_text(f"{error or type(error).__name__}\n")
+        raise
 
 
 def _read_config(path: Path) -> dict[str, Any]:
