@@ -107,6 +107,7 @@ def name_job(config: DictConfig, swept: set[str]) -> None:
     if hydra_config.mode != RunMode.MULTIRUN:
         return
     own = [o for o, name in zip(hydra_config.overrides.task, given, strict=True) if name in swept | of_study]
+    own.sort()  # in whatever order they were typed: a finished job is found again
     if config.logger.group is None:
         config.logger.group = config.name
     # In these characters alone, a path needs no quotes when it comes back as checkpoint=PATH.

@@ -138,8 +138,14 @@ class WandbRun(Logger):
     def uses(self, checkpoint: str) -> None:
         """Record which artifact the run started from, if the checkpoint is one."""
         source = artifact_source(checkpoint)
-        if source is not None and not self.offline:
-            self._safely(lambda: self.run.use_artifact(source))
+        if source is None or self.offline or self._broken:
+            return
+        try:
+            self.run.use_artifact(source)
+        except Exception as error:  # deleted since, or another account's: no reason to record nothing
+            print(
+                f"W&B does not give {source} ({_first_line(error)}): the run is recorded without its origin"
+            )
 
     def finish(self, failed: bool) -> None:
         """End the run, so that the next job begins its own; one line says how to sync what stayed here."""

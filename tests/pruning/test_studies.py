@@ -111,6 +111,11 @@ def test_a_multirun_leaves_nothing_where_it_is_started(jobs: Any, tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} == {"elsewhere"}
 
 
+def test_the_order_of_the_command_line_does_not_name_a_job(jobs: Any) -> None:
+    one, other = ("seed=1,2", "gates.lambda_max=0.01,0.02"), ("gates.lambda_max=0.01,0.02", "seed=1,2")
+    assert {job.name for job in jobs("-m", *one)} == {job.name for job in jobs("-m", *other)}
+
+
 def test_what_is_given_once_does_not_name_a_job() -> None:
     arguments = ["-m", "seed=1,2", "checkpoint=a.ckpt", "gates.lambda_max=range(1,3)", "schedule.steps=3"]
     assert swept_settings(arguments) == {"seed", "gates.lambda_max"}

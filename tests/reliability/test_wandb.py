@@ -168,6 +168,19 @@ def test_a_local_path_is_traced_to_the_artifact_it_was_put_up_as(
     assert _models(server) == {"dense:v0"}  # uploads are off
 
 
+def test_an_origin_that_w_and_b_does_not_know_costs_nothing_else(
+    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    recorded = WandbRun(LoggerConfig(), tmp_path, "run", "prune", [], {"a": 1}, offline=False)
+    recorded.uses("wandb:lab/allattn/none:v0")
+    recorded.log_metrics({"loss": 2.0}, 1)
+    recorded.finish(failed=False)
+    assert [row["loss"] for row in server.history((tmp_path / "wandb_run_id").read_text())] == [2.0]
+    assert "W&B does not give lab/allattn/none:v0" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("reference", ["wandb:lab/allattn", "wandb:lab/allattn/name", "wandb:a/b/c/d:v0"])
 def test_a_malformed_reference_is_refused(tmp_path: Path, tiny: Arguments, reference: str) -> None:
     folder = RunFolder(tmp_path / "pruned")
