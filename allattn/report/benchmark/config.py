@@ -17,11 +17,14 @@ class BenchmarkConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     batch_size: int = 4  # B
     segment_length: int = 192  # T; the memory is full
-    heads: list[int] = field(default_factory=lambda: [2, 7, 5, 4] * 4)  # kept per layer, against all; 72 of 128
+    heads: list[int] = field(
+        default_factory=lambda: [2, 7, 5, 4] * 4
+    )  # kept per layer, against all; 72 of 128
     checkpoint: str | None = None  # a pruned checkpoint or export folder instead of `heads`
     squares: list[int] = field(default_factory=lambda: [1024, 2048, 4096])  # of the matrix-product rate
     repeats: int = 5  # times every action is timed, after one warm-up
     device: str = "auto"
+    peak_memory: bool = True  # measured in fresh processes, one after the other
     compile: bool = False  # measure the compiled layers too
     seed: int = 1
     folder: str = "runs/benchmark"  # gets benchmark.json and benchmark.md
@@ -45,5 +48,6 @@ def check_benchmark(config: BenchmarkConfig) -> None:
         raise InputError(f"squares={list(config.squares)}: give sizes of at least 1")
     if not config.heads or any(not 0 <= kept <= config.model.heads for kept in config.heads):
         raise InputError(
-            f"heads={list(config.heads)}: give the number of heads kept of each layer, 0..{config.model.heads}"
+            f"heads={list(config.heads)}: give the number of heads kept of each layer, in "
+            f"0..{config.model.heads}"
         )

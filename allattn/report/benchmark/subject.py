@@ -2,12 +2,14 @@
 
 import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from allattn.data.segments import Ids, Segment, SegmentStream
+from allattn.model.attention import AllAttention
 from allattn.model.config import ModelConfig
 from allattn.model.core import Core, attend
 from allattn.model.language_model import AllAttentionLM
@@ -90,25 +92,32 @@ class Subject:
         self.model = copy.deepcopy(model).to(device)
         self.variant, self.device = variant, device
         for layer in self.model.layers:
+            assert isinstance(layer, AllAttention)
             layer.core = variant.core
             if variant.compiled:
                 layer.compile()
         self.clip = config.optimizer.gradient_clip
-        self.optimizer = make_optimizer(parameter_groups(self.model, None, config.optimizer), config.optimizer)
+        self.optimizer = make_optimizer(
+            parameter_groups(self.model, None, config.optimizer), config.optimizer
+        )
         self.text, self.read = text(config, model.config), 0
         rows, queries, width = config.batch_size, config.segment_length, model.config.width
         self._keys = model.config.memory_length + queries
         self._window = model.config.memory_length if model.config.same_length else self._keys
         self.memory = [self._normal(rows, model.config.memory_length, width) for _ in self.model.layers]
         self.x = self._normal(rows, queries, width).requires_grad_()
-        self.core_inputs = [self._core_inputs(len(layer.heads_kept)) for layer in self.model.layers]
         self.segment = self.data()
 
     def _normal(self, *size: int) -> Tensor:
         return torch.randn(size, device=self.device)
 
+    @cached_property
+    def core_inputs(self) -> list[tuple[Tensor, ...]]:
+        """Per layer with heads q, k, v, r, u, w, pk, pv as it hands them over, as leaves."""
+        heads = [len(self.model.config.kept(layer)) for layer in range(self.model.config.layers)]
+        return [self._core_inputs(kept) for kept in heads if kept]
+
     def _core_inputs(self, heads: int) -> tuple[Tensor, ...]:
-        """q, k, v, r, u, w, pk, pv as a layer hands them over, as leaves."""
         (rows, queries, _), config = self.x.shape, self.model.config
         keys, persistent = self._keys, config.persistent_vectors
         products = [(rows, queries), (rows, keys), (rows, keys), (keys,)]
@@ -187,9 +196,7 @@ class Subject:
         self.model.train()
         with self._mixed():
             out = self.model.softmax(self.x, self.segment.targets, self.model.embedding)
-        self._gradients(
-            out, [self.x, *self.model.softmax.parameters(), *self.model.embedding.parameters()]
-        )
+        self._gradients(out, [self.x, *self.model.softmax.parameters(), *self.model.embedding.parameters()])
 
     def embedding_training(self) -> None:
         """Forward and backward of the adaptive embedding."""

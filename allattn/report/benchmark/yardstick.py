@@ -26,7 +26,7 @@ def attend_yardstick(
     dropout: float,
 ) -> Tensor:
     """The same as `allattn.model.core.attend`: same arguments, same outputs."""
-    batch, queries, heads, width = q.shape
+    batch, queries, width = q.shape[0], q.shape[1], q.shape[3]
     keys, persistent = k.shape[1], pk.shape[0]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, h, T or S, c)
     r, pk, pv = (x.transpose(0, 1).repeat(batch, 1, 1, 1) for x in (r.flip(0), pk, pv))  # (B, h, S or N, c)
