@@ -4,12 +4,15 @@ T queries, S keys in the sequence (memory first), h heads present, c head width,
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from allattn.model.fused import attend_fused
+
+Core = Callable[..., Tensor]  # a function with `attend`'s signature
 
 
 def visible(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
