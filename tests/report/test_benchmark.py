@@ -231,7 +231,8 @@ def test_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("allattn.report.benchmark.measure.peak_bytes", peak)
     status, out, err = run(*TINY)
-    assert (status, err) == (0, "")
+    assert status == 0
+    assert "measuring" in err
     record = json.loads(Path("out/benchmark.json").read_text())
     assert out.rstrip("\n") == Path("out/benchmark.md").read_text().rstrip("\n")
     assert summarize(record) == record["summary"]
@@ -263,7 +264,7 @@ def test_command_with_a_checkpoint(run: Run, random_model: Callable[..., Any], t
     entry |= {"step": 1, "target_sparsity": None}
     write_atomically({"state_dict": state, "allattn": entry}, tmp_path / "cut.ckpt")
     status, _, err = run(*TINY, "checkpoint=cut.ckpt", "peak_memory=false", "repeats=1")
-    assert (status, err) == (0, "")
+    assert status == 0, err
     record = json.loads(Path("out/benchmark.json").read_text())
     assert record["pruned"]["heads_kept"] == [2, 1, 0]
     assert record["summary"]["pruned"]["heads_total"] == 24
