@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -54,7 +55,7 @@ def run_command(
     path = str(config_path) if config_path else None
     try:
         hydra.main(version_base="1.3", config_path=path, config_name=config_name)(guarded)()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         print(f"error: {explain(error, schema)}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
     except (InputError, Interrupted) as error:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from allattn.data.corpus import Corpus, prepare
+from allattn.data.segments import check_lengths
 from allattn.data.vocabulary import save_tokenizer
 from allattn.errors import InputError
 from allattn.model.config import ModelConfig, check_model, model_config_from_dict
@@ -36,12 +37,12 @@ from allattn.training.checkpoints import (
     read_checkpoint,
     write_atomically,
 )
-from allattn.training.config import EvaluationConfig, EvaluationMode
+from allattn.training.config import EvaluationConfig, EvaluationMode, check_distances
 from allattn.training.environment import environment
 from allattn.training.language_task import LanguageTask
 from allattn.training.loggers import finish_loggers, log_result, make_loggers, wandb_runs
 from allattn.training.run_folder import RunFolder, is_first_process, open_run_folder, result_line
-from allattn.training.runner import fit, scoring_device
+from allattn.training.runner import check_precision, fit, scoring_device
 from allattn.training.scoring import Score, evaluation_stream, score_split
 
 TIMED_SEGMENTS = 4
@@ -55,12 +56,14 @@ def pretrain(settings: PretrainSettings) -> dict[str, Any]:
     Raises:
         InputError: settings, text or run folder cannot be used.
     """
+    check_precision(settings.trainer)
     with _folder(settings) as folder:
         if done := folder.finished():
             print(result_line(folder, done))
             return done
         began = time.time()
         corpus = prepare(settings.data, settings.trainer.progress)
+        _check_lengths(settings, corpus)
         config = _sized(settings.model, corpus)
         state = _saved_state(folder, corpus)
         torch.manual_seed(stream_seed(settings.seed, "weights"))
@@ -95,6 +98,8 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
     dense_hash = file_hash(source)
     if has_gates(dense):
         raise InputError(f"{source}: is from the middle of a pruning run; prune starts from a trained model")
+    check_precision(settings.trainer)
+    check_distances(model_config_from_dict(dense["allattn"]["model"]), settings.schedule, settings.eval)
     tokenizer = checked_tokenizer(source, dense)
     with _folder(settings) as folder:
         if done := folder.finished():
@@ -103,6 +108,7 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
             return done
         began = time.time()
         data, corpus = corpus_of(settings.data, dense, tokenizer, settings.trainer.progress)
+        _check_lengths(settings, corpus)
         state = _saved_state(folder, corpus)
         if state is not None:
             _same_dense(folder.last, state["allattn"], dense_hash)
@@ -216,6 +222,11 @@ def _folder(settings: RunSettings) -> AbstractContextManager[RunFolder]:
     if not is_first_process():
         return nullcontext(RunFolder(path))  # the first process holds the folder for all
     return open_run_folder(path, plain(settings), settings.resume is Resume.changed)
+
+
+def _check_lengths(settings: RunSettings, corpus: Corpus) -> None:
+    tokens = {split: encoded.tokens for split, encoded in corpus.splits.items()}
+    check_lengths(tokens, settings.schedule.batch_size, settings.schedule.segment_length)
 
 
 def _sized(model: ModelConfig, corpus: Corpus) -> ModelConfig:
