@@ -7,6 +7,7 @@ from, the vocabulary's hash, the phase, and each process's segment memory.
 
 import hashlib
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,29 @@ import torch
 from torch import Tensor
 
 from allattn.data.vocabulary import load_tokenizer, tokenizer_hash
-from allattn.errors import InputError
+from allattn.errors import InputError, fits_kind
 from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.gates import decide_gates, settle_gates
 from allattn.pruning.schedule import Phase, heads_to_keep
 from allattn.pruning.surgery import RemovalPlan, cut_tensor, is_gone, plan_removal
+from allattn.training.weights import model_from_weights, weights_hash
 
 FORMAT_VERSION = 1
 TOKENIZER_FILE = "tokenizer.json"
-_ENTRIES = ["model", "phase", "step", "best", "memory", "data", "tokenizer_hash", "fingerprint"]
-_ENTRIES += ["output_scaling", "target_sparsity"]
+_ENTRIES: dict[str, Any] = {
+    "model": dict,
+    "phase": str,
+    "step": int,
+    "best": float,
+    "memory": list,
+    "data": dict,
+    "tokenizer_hash": str,
+    "fingerprint": str,
+    "output_scaling": bool | None,
+    "target_sparsity": float | None,
+}
+_AFTER_GATES: dict[str, Any] = {"pi": list[list[float]], "heads_before": list[list[int]]}
 _MODEL, _GATES = "model.", "gates.pi."  # prefixes in the state dict
 
 
@@ -61,7 +74,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # about old kinds of pickles
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception:
         raise InputError(
             f"{path}: is not a checkpoint of allattn, or it is damaged (it does not load as plain tensors)"
@@ -75,10 +89,41 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: has checkpoint format {version}, this version of allattn reads {FORMAT_VERSION}; "
             "use the version that wrote it"
         )
-    missing = [name for name in _ENTRIES if name not in meta]
-    if missing:
-        raise InputError(f"{path}: is damaged: its allattn entry lacks {', '.join(missing)}")
+    kinds = _ENTRIES | {name: kind for name, kind in _AFTER_GATES.items() if name in meta}
+    wrong = [name for name, kind in kinds.items() if name not in meta or not fits_kind(meta[name], kind)]
+    if meta.get("phase") not in [phase.value for phase in Phase]:
+        wrong.append("phase")
+    if wrong:
+        raise InputError(f"{path}: is damaged: its allattn entry has no usable {', '.join(wrong)}")
+    try:
+        config = model_config_from_dict(meta["model"])
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    _check_gates(checkpoint, config, path)
     return checkpoint
+
+
+def _check_gates(checkpoint: dict[str, Any], config: ModelConfig, path: Path) -> None:
+    """Refuse gates, or their record after the removal, that do not belong to the model's heads."""
+    meta = checkpoint["allattn"]
+    wrong = False
+    if has_gates(checkpoint):
+        state = checkpoint["state_dict"]
+        for layer in range(config.layers):
+            pi = state.get(f"{_GATES}{layer}")
+            present = (len(config.kept(layer)),)
+            wrong |= not isinstance(pi, Tensor) or pi.shape != present or not torch.isfinite(pi).all()
+            if wrong:
+                break
+        wrong |= config.scale_absorbed or meta["output_scaling"] is None
+        wrong |= meta["target_sparsity"] is not None and not 0 <= meta["target_sparsity"] < 1
+    elif "pi" in meta or "heads_before" in meta:
+        lengths = [list(map(len, meta.get(name, []))) for name in _AFTER_GATES]
+        heads = range(config.heads)
+        wrong = lengths[0] != lengths[1] or len(lengths[0]) != config.layers
+        wrong |= any(head not in heads for layer in meta.get("heads_before", []) for head in layer)
+    if wrong:
+        raise InputError(f"{path}: is damaged: its gates do not belong to its heads")
 
 
 @dataclass(frozen=True)
@@ -101,6 +146,7 @@ def load_model(path: Path) -> Loaded:
 def rebuild(checkpoint: dict[str, Any], path: Path) -> Loaded:
     """`load_model` from a checkpoint that has been read already; `path` is for messages."""
     if has_gates(checkpoint):
+        build_model(model_config_from_dict(checkpoint["allattn"]["model"]), checkpoint["state_dict"], path)
         checkpoint, _ = cut_checkpoint(checkpoint)
     config = model_config_from_dict(checkpoint["allattn"]["model"])
     return Loaded(build_model(config, checkpoint["state_dict"], path), checkpoint["allattn"])
@@ -127,17 +173,22 @@ def build_model(config: ModelConfig, state: dict[str, Tensor], path: Path) -> Al
     """A model of these sizes with the weights of a task's state dict; all of them must fit.
 
     Raises:
-        InputError: a tensor is missing, superfluous or of another shape.
+        InputError: as `model_from_weights`.
     """
-    weights = {name.removeprefix(_MODEL): tensor for name, tensor in state.items() if name.startswith(_MODEL)}
-    double = any(getattr(tensor, "dtype", None) == torch.float64 for tensor in weights.values())
-    model = AllAttentionLM(config).to(torch.float64 if double else torch.float32)
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-        raise InputError(f"{path}: the weights do not fit the recorded sizes: {first}") from None
-    return model
+    return model_from_weights(config, _weights(state), path)
+
+
+def model_hash(checkpoint: dict[str, Any]) -> str:
+    """SHA-256 of a checkpoint's sizes and weights, whatever else it holds."""
+    return weights_hash(checkpoint["allattn"]["model"], _weights(checkpoint["state_dict"]))
+
+
+def _weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(_MODEL): tensor
+        for name, tensor in state.items()
+        if isinstance(name, str) and name.startswith(_MODEL)
+    }
 
 
 def has_gates(checkpoint: dict[str, Any]) -> bool:
