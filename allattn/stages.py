@@ -35,6 +35,7 @@ from allattn.training.checkpoints import (
     has_gates,
     load_model,
     read_checkpoint,
+    read_resumable,
     write_atomically,
 )
 from allattn.training.config import EvaluationConfig, EvaluationMode, check_distances
@@ -65,7 +66,9 @@ def pretrain(settings: PretrainSettings) -> dict[str, Any]:
         corpus = prepare(settings.data, settings.trainer.progress)
         _check_lengths(settings, corpus)
         config = _sized(settings.model, corpus)
-        state = _saved_state(folder, corpus)
+        state = _saved_state(folder, corpus, (Phase.pretrain,))
+        if state is not None and state["allattn"]["model"] != config.to_dict():
+            raise InputError(f"{folder.last}: is of a model of other sizes; give this run another name=")
         torch.manual_seed(stream_seed(settings.seed, "weights"))
         model = AllAttentionLM(config)
         start, best = (state["allattn"]["step"] if state else 0), _best(state)
@@ -109,7 +112,7 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
         began = time.time()
         data, corpus = corpus_of(settings.data, dense, tokenizer, settings.trainer.progress)
         _check_lengths(settings, corpus)
-        state = _saved_state(folder, corpus)
+        state = _saved_state(folder, corpus, (Phase.gates, Phase.fine_tune))
         if state is not None:
             _same_dense(folder.last, state["allattn"], dense_hash)
         start = state["allattn"]["step"] if state else 0
@@ -178,13 +181,19 @@ def select_heads(model: AllAttentionLM, corpus: Corpus, settings: PruneSettings)
     return keep_highest(scores, keep, gates.scope)
 
 
-def _saved_state(folder: RunFolder, corpus: Corpus) -> dict[str, Any] | None:
+def _saved_state(folder: RunFolder, corpus: Corpus, phases: tuple[Phase, ...]) -> dict[str, Any] | None:
     """The run's last checkpoint, if there is one, on the same text; the vocabulary is then written beside it.
 
     Raises:
-        InputError: the checkpoint belongs to another text or vocabulary.
+        InputError: the checkpoint is not of such a run, or belongs to another text or vocabulary.
     """
-    state = read_checkpoint(folder.last) if folder.last.exists() else None
+    state = read_resumable(folder.last) if folder.last.exists() else None
+    wanted = [phase.value for phase in phases]
+    if state is not None and state["allattn"]["phase"] not in wanted:
+        raise InputError(
+            f"{folder.last}: is of the phase {state['allattn']['phase']}, but this command goes on from "
+            f"{' or '.join(wanted)}; give this run another name="
+        )
     for entry, now in (("tokenizer_hash", corpus.tokenizer_hash), ("fingerprint", corpus.fingerprint)):
         if state is not None and state["allattn"][entry] != now:
             raise InputError(
@@ -202,7 +211,7 @@ def _same_dense(path: Path, record: dict[str, Any], dense_hash: str) -> None:
     Raises:
         InputError: the dense checkpoint has changed since.
     """
-    if record["dense_hash"] != dense_hash:
+    if record.get("dense_hash", dense_hash) != dense_hash:
         raise InputError(
             f"{path}: belongs to another dense checkpoint than checkpoint= names now (which was trained "
             "again?): bring that one back, or give this run another name="

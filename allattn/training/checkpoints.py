@@ -22,7 +22,7 @@ from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.gates import decide_gates, settle_gates
 from allattn.pruning.schedule import Phase, heads_to_keep
 from allattn.pruning.surgery import RemovalPlan, cut_tensor, is_gone, plan_removal
-from allattn.training.weights import model_from_weights, weights_hash
+from allattn.training.weights import check_weights, model_from_weights
 
 FORMAT_VERSION = 1
 TOKENIZER_FILE = "tokenizer.json"
@@ -38,6 +38,7 @@ _ENTRIES: dict[str, Any] = {
     "output_scaling": bool | None,
     "target_sparsity": float | None,
 }
+_RESUMED = ("optimizer_states", "lr_schedulers", "loops", "epoch", "global_step", "pytorch-lightning_version")
 _AFTER_GATES: dict[str, Any] = {"pi": list[list[float]], "heads_before": list[list[int]]}
 _MODEL, _GATES = "model.", "gates.pi."  # prefixes in the state dict
 
@@ -69,7 +70,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Load a checkpoint of this project to the CPU without unpickling anything but tensors and plain values.
 
     Raises:
-        InputError: no such file, not a checkpoint, not one of this project, or of a newer format.
+        InputError: no such file, not a checkpoint, not one of this project, of a newer format, or its
+            entries, weights or gates are not those of a model.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint")
@@ -97,9 +99,25 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: is damaged: its allattn entry has no usable {', '.join(wrong)}")
     try:
         config = model_config_from_dict(meta["model"])
+        if config.vocabulary_size is None:
+            raise InputError("model.vocabulary_size is not set")
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+    check_weights(config, _weights(checkpoint["state_dict"]), path)
     _check_gates(checkpoint, config, path)
+    return checkpoint
+
+
+def read_resumable(path: Path) -> dict[str, Any]:
+    """`read_checkpoint` of one that training can go on from.
+
+    Raises:
+        InputError: as `read_checkpoint`, or it lacks the optimizer's state or Lightning's.
+    """
+    checkpoint = read_checkpoint(path)
+    missing = [name for name in _RESUMED if name not in checkpoint]
+    if missing:
+        raise InputError(f"{path}: no run can go on from it: it has no {', '.join(missing)}")
     return checkpoint
 
 
@@ -146,7 +164,6 @@ def load_model(path: Path) -> Loaded:
 def rebuild(checkpoint: dict[str, Any], path: Path) -> Loaded:
     """`load_model` from a checkpoint that has been read already; `path` is for messages."""
     if has_gates(checkpoint):
-        build_model(model_config_from_dict(checkpoint["allattn"]["model"]), checkpoint["state_dict"], path)
         checkpoint, _ = cut_checkpoint(checkpoint)
     config = model_config_from_dict(checkpoint["allattn"]["model"])
     return Loaded(build_model(config, checkpoint["state_dict"], path), checkpoint["allattn"])
@@ -176,11 +193,6 @@ def build_model(config: ModelConfig, state: dict[str, Tensor], path: Path) -> Al
         InputError: as `model_from_weights`.
     """
     return model_from_weights(config, _weights(state), path)
-
-
-def model_hash(checkpoint: dict[str, Any]) -> str:
-    """SHA-256 of a checkpoint's sizes and weights, whatever else it holds."""
-    return weights_hash(checkpoint["allattn"]["model"], _weights(checkpoint["state_dict"]))
 
 
 def _weights(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,7 +1,5 @@
 """From named tensors that one does not trust to a model: sizes, types and numbers are checked first."""
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,20 @@ def model_from_weights(
     config: ModelConfig, weights: dict[str, Any], path: Path, recorded: str = "the recorded sizes"
 ) -> AllAttentionLM:
     """A model of these sizes with these weights, all of them, in float64 if one of them is, else in float32.
+
+    Arguments and errors are those of `check_weights`.
+    """
+    model = check_weights(config, weights, path, recorded)
+    double = any(tensor.dtype == torch.float64 for tensor in weights.values())
+    model = model.to_empty(device="cpu").to(torch.float64 if double else torch.float32)
+    model.load_state_dict(weights)
+    return model
+
+
+def check_weights(
+    config: ModelConfig, weights: dict[str, Any], path: Path, recorded: str = "the recorded sizes"
+) -> AllAttentionLM:
+    """Refuse weights that are not those of a model of these sizes; that model, on the device meta.
 
     Args:
         config: sizes, checked.
@@ -42,19 +54,7 @@ def model_from_weights(
     for name, tensor in weights.items():
         if not torch.isfinite(tensor).all():
             raise InputError(f"{path}: {name} holds NaN or infinity: use an earlier checkpoint")
-    double = any(tensor.dtype == torch.float64 for tensor in weights.values())
-    model = model.to_empty(device="cpu").to(torch.float64 if double else torch.float32)
-    model.load_state_dict(weights)
     return model
-
-
-def weights_hash(config: dict[str, Any], weights: dict[str, Tensor]) -> str:
-    """SHA-256 (hexadecimal) of a model: equal hashes mean the same sizes and bit-identical weights."""
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    for name in sorted(weights):
-        digest.update(f"\0{name}\0{weights[name].dtype}\0".encode())
-        digest.update(weights[name].detach().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _described(tensor: Any) -> str:
