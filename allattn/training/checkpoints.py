@@ -7,6 +7,7 @@ from, the vocabulary's hash, the phase, and each process's segment memory.
 
 import hashlib
 import os
+import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from allattn.data.fingerprint import naming
 from allattn.data.vocabulary import load_tokenizer, tokenizer_hash
 from allattn.errors import InputError, fits_kind
 from allattn.model.config import ModelConfig, model_config_from_dict
@@ -64,6 +66,23 @@ def write_atomically(checkpoint: dict[str, Any], path: Path) -> None:
         raise OSError(
             f"{path}: the checkpoint could not be written ({error}); the earlier one stays"
         ) from error
+
+
+def copy_atomically(source: Path, target: Path) -> None:
+    """Copy a checkpoint so that a file with the final name is always whole.
+
+    Raises:
+        OSError: `target` is named; the earlier one stays.
+    """
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        with naming(target):
+            shutil.copyfile(source, partial)
+            with partial.open("rb") as written:
+                os.fsync(written.fileno())
+            partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
