@@ -11,8 +11,8 @@ import torch
 
 from allattn.errors import InputError
 from allattn.model.language_model import AllAttentionLM
-from allattn.training import language_task
 from allattn.settings import plain
+from allattn.training import language_task
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.config import OptimizerName
 from allattn.training.language_task import LanguageTask
