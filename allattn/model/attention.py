@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from allattn.model.config import ModelConfig
 from allattn.model.core import Core, attend
+from allattn.model.initial import normal_
 
 # Parameters of a layer that belong to its heads, and the axis along which the heads' blocks of c lie.
 HEAD_AXIS = {
@@ -63,10 +64,10 @@ class AllAttention(nn.Module):
             return
         std = self.norm.normalized_shape[0] ** -0.5
         for linear in (self.query, self.key, self.value, self.position, self.output):
-            nn.init.normal_(linear.weight, std=std)
+            normal_(linear.weight, std=std)
         if len(self.persistent_keys):
-            nn.init.normal_(self.persistent_keys, std=self.head_width**-0.5)
-            nn.init.normal_(self.persistent_values, std=len(self.persistent_values) ** -0.5)
+            normal_(self.persistent_keys, std=self.head_width**-0.5)
+            normal_(self.persistent_values, std=len(self.persistent_values) ** -0.5)
 
     def forward(
         self,
