@@ -118,7 +118,7 @@ def test_versions_are_bounded_on_both_sides(requirement: Requirement) -> None:
 
 
 def pins() -> dict[str, Requirement]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    lines = (ROOT / ".ci" / "constraints.txt").read_text().splitlines()
     found = [Requirement(line) for line in lines if line and not line.startswith("#")]
     assert len({canonicalize_name(r.name) for r in found}) == len(found)
     return {canonicalize_name(r.name): r for r in found}

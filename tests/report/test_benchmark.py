@@ -259,9 +259,9 @@ def test_command_with_a_checkpoint(run: Run, random_model: Callable[..., Any], t
 
     model = random_model(heads_kept=[[1, 4], [0], []], output_scale=[4.0, 8.0, 8.0])
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    entry = dict.fromkeys(["best", "memory", "data", "tokenizer_hash", "fingerprint", "output_scaling"])
-    entry |= {"format_version": FORMAT_VERSION, "model": model.config.to_dict(), "phase": "fine_tune"}
-    entry |= {"step": 1, "target_sparsity": None}
+    entry = {"format_version": FORMAT_VERSION, "model": model.config.to_dict(), "phase": "fine_tune"}
+    entry |= {"step": 1, "best": 5.0, "memory": [{}], "data": {}, "tokenizer_hash": "t", "fingerprint": "f"}
+    entry |= {"output_scaling": None, "target_sparsity": None}
     write_atomically({"state_dict": state, "allattn": entry}, tmp_path / "cut.ckpt")
     status, _, err = run(*TINY, "checkpoint=cut.ckpt", "peak_memory=false", "repeats=1")
     assert status == 0, err
