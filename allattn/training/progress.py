@@ -136,12 +136,13 @@ class BetweenSteps(Callback):
             return  # between the micro-batches of one step
         self._step = step
         ends = step == self.last_step
-        self._check_finite(trainer, pl_module, step)
-        row: dict[str, Any] = {}
-        if step % self.log_interval == 0 or ends:
-            row = self._training_row(pl_module, step)
-        stopping = self._stopping(trainer)
+        logs = step % self.log_interval == 0 or ends
         evaluates = ends or (self.evaluation_interval and step % self.evaluation_interval == 0)
+        stopping = self._stopping(trainer)
+        saves = ends or stopping or step % self.checkpoint_interval == 0
+        if logs or evaluates or saves or _reading_is_free(trainer):
+            self._check_finite(trainer, pl_module, step)
+        row: dict[str, Any] = self._training_row(pl_module, step) if logs else {}
         improved = False
         if evaluates:
             score = self.evaluate(pl_module)
@@ -154,7 +155,7 @@ class BetweenSteps(Callback):
         if row:
             for logger in trainer.loggers:
                 logger.log_metrics(row, step)
-        if ends or stopping or step % self.checkpoint_interval == 0 or improved:
+        if saves or improved:
             self._check_weights(pl_module, step)
             # The best first: a kill in between leaves an older last.ckpt, from which the best comes again.
             trainer.save_checkpoint(self.folder.best if improved else self.folder.last)
@@ -206,6 +207,11 @@ class BetweenSteps(Callback):
             f"{what} is not finite at step {step} (learning rate {task.last['learning_rate']:.3g}); "
             f"{self.folder.last_saved()}; lower optimizer.learning_rate or optimizer.gradient_clip"
         )
+
+
+def _reading_is_free(trainer: L.Trainer) -> bool:
+    """Whether a number of this step is at hand; on a GPU asking for it waits for the step's end."""
+    return trainer.strategy.root_device.type == "cpu" or trainer.precision == "16-mixed"
 
 
 def _is_finite(value: Any) -> bool:
