@@ -37,14 +37,13 @@ def run_command(
         config_path: folder of the YAML files; None where the schema alone is the configuration.
         schema: its dataclass; a mistyped key is answered with the nearest right one.
     """
-    swept = swept_settings(sys.argv[1:])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing its own report
 
     def guarded(config: DictConfig) -> Any:
         try:
             refuse_unknown(config, schema)
             if "name" in config:
-                name_job(config, swept)
+                name_job(config, swept_settings(sys.argv[1:]))
             return job(config)
         except (InputError, Interrupted) as error:
             if HydraConfig.get().mode == RunMode.MULTIRUN and isinstance(error, InputError):

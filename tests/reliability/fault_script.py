@@ -5,7 +5,8 @@
 Every fault is tried `trials` times in train.py and as often in prune.py, on the demo corpus with a tiny model
 with dropout and gate noise. A run is ended up to four times, each time at a moment drawn uniformly from the
 time that it has left, start-up, validation and final scoring included; then it goes on to its end. It is lost
-unless every logged number, weight, optimizer moment and score is bit for bit the uninterrupted run's.
+unless every logged number, weight, optimizer moment and score is bit for bit the uninterrupted run's. An end
+with a traceback is counted by itself: Ctrl-C before the command's own handler is in place gives Python's.
 """
 
 import argparse
@@ -64,7 +65,8 @@ class Count:
     """What came of one fault in one command."""
 
     tried: int = 0
-    lost: int = 0  # runs that did not end as the uninterrupted one
+    lost: int = 0  # after these the run could not go on, or ended with other numbers
+    untidy: int = 0  # these ended the process with a traceback or an unexpected status
     in_training: int = 0  # of those tried, how many came between two steps of training
     repeated: list[int] = field(default_factory=list)  # steps done again after each
 
@@ -79,7 +81,9 @@ class Campaign:
         self.rng = rng
         self.counts = {name: Count() for name in FAULTS}
         self.runs = 0
-        self.complaints: list[str] = []
+        self.too_early = 0
+        self.complaints: list[str] = []  # about runs that were lost
+        self.remarks: list[str] = []  # about untidy ends
         self.whole = RunFolder(base / "whole")
         self._to_the_end(self.whole)
         began = time.monotonic()
@@ -112,7 +116,9 @@ class Campaign:
         before = last_step(folder), _saved(folder)
         left = 1 - before[1] / 60
         moment = self.rng.uniform(0, self.duration * max(left, 0.4))
-        started = start(self.base / "output", self.script, *self._arguments(folder))
+        output = self.base / "output"
+        output.unlink(missing_ok=True)
+        started = start(output, self.script, *self._arguments(folder))
         if started.wait_for(moment):
             self.duration *= 0.9  # the machine is faster than it was
             return False
@@ -120,12 +126,15 @@ class Campaign:
         status = started.wait()
         if folder.result.exists():
             return False  # its last line was written just before
+        if not output.exists():
+            self.too_early += 1  # the process was still being forked: the command had not begun
+            return True
         expected = {-FAULTS[name], 128 + FAULTS[name]}
         count = self.counts[name]
         count.tried += 1
         if status not in expected or "Traceback" in started.output:
-            count.lost += 1
-            self.complaints.append(f"{self.script}: {name} ended it with status {status}: {started.output}")
+            count.untidy += 1
+            self.remarks.append(f"{self.script}: {name} ended it with status {status}:\n{started.output}")
         done, saved = last_step(folder), _saved(folder)
         if (done, saved) != before:  # else it came before the first step, or after the last one
             count.in_training += done < 60
@@ -145,16 +154,17 @@ def _saved(folder: RunFolder) -> int:
 
 def table(campaigns: list[Campaign]) -> str:
     """Fault, times tried, lost, result."""
-    lines = ["| fault | times tried | while training | lost | result |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| fault | times tried | while training | lost | with a traceback | result |"]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
     for campaign in campaigns:
         for name, count in campaign.counts.items():
             again = (
                 f"{sum(count.repeated)} steps done again, at most {max(count.repeated, default=0)} at once"
             )
-            same = "same numbers, bit for bit" if not count.lost else f"{count.lost} WITH OTHER NUMBERS"
+            same = "same numbers, bit for bit" if not count.lost else "NOT THE SAME, see below"
             lines.append(
                 f"| {name} in {campaign.script} | {count.tried} | {count.in_training} | {count.lost} "
-                f"| {same}; {again} |"
+                f"| {count.untidy} | {same}; {again} |"
             )
     return "\n".join(lines)
 
@@ -181,9 +191,12 @@ def main() -> None:
         campaigns = try_faults(arguments.trials, arguments.seed, Path(folder))
     print(table(campaigns))
     runs = sum(campaign.runs for campaign in campaigns)
+    early = sum(campaign.too_early for campaign in campaigns)
+    print(f"{early} signals came before the command had begun and are not counted")
     print(f"{runs} runs in {(time.monotonic() - began) / 60:.1f} minutes, seed {arguments.seed}")
     for campaign in campaigns:
-        print(*campaign.complaints, sep="\n", end="" if not campaign.complaints else "\n")
+        for line in [*campaign.complaints, *campaign.remarks]:
+            print(line)
     sys.exit(any(campaign.complaints for campaign in campaigns))
 
 
