@@ -11,6 +11,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from allattn.data.fingerprint import naming, write_atomically
 from allattn.errors import InputError
 
+_TEXTS = ("phase", "valid_heads")  # metrics that are no numbers
+
 
 class CsvMetrics(Logger):
     """Appends rows to metrics.csv; a resumed run first drops the rows after its checkpoint.
@@ -37,6 +39,10 @@ class CsvMetrics(Logger):
         """There is one file per run folder."""
         return ""
 
+    def typed_rows(self) -> list[dict[str, Any]]:
+        """The rows so far with the values that were logged."""
+        return [{name: _value(name, text) for name, text in row.items()} for row in self._rows]
+
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """The configuration is in config.yaml, not here."""
@@ -61,6 +67,12 @@ class CsvMetrics(Logger):
         writer.writeheader()
         writer.writerows(self._rows)
         write_atomically(self.path, text.getvalue())
+
+
+def _value(name: str, text: str) -> int | float | str:
+    if name in _TEXTS:
+        return text
+    return int(text) if text.isdigit() else float(text)
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
