@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -37,7 +38,7 @@ def run_command(
         config_path: folder of the YAML files; None where the schema alone is the configuration.
         schema: its dataclass; a mistyped key is answered with the nearest right one.
     """
-    swept = swept_settings(sys.argv[1:])
+    swept = swept_settings(sys.argv[1:])  # here, as a job on a cluster has another command line
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing its own report
 
     def guarded(config: DictConfig) -> Any:
@@ -59,7 +60,7 @@ def run_command(
     path = str(config_path) if config_path else None
     try:
         hydra.main(version_base="1.3", config_path=path, config_name=config_name)(guarded)()
-    except (HydraException, OmegaConfBaseException, InputError, OSError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, InputError, OSError) as error:
         _leave(error, schema)
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -1,11 +1,15 @@
 """metrics.csv: one row per logged optimizer step, complete after any interruption."""
 
 import csv
+import io
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
+
+from allattn.data.fingerprint import naming, write_atomically
+from allattn.errors import InputError
 
 _TEXTS = ("phase", "valid_heads")  # metrics that are no numbers
 
@@ -53,17 +57,16 @@ class CsvMetrics(Logger):
             self._columns += new
             self._rewrite()
         else:
-            with self.path.open("a", newline="") as file:
+            with naming(self.path), self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self._columns, restval="").writerow(row)
 
     @rank_zero_only
     def _rewrite(self) -> None:
-        partial = self.path.with_name(self.path.name + ".partial")
-        with partial.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns, restval="")
-            writer.writeheader()
-            writer.writerows(self._rows)
-        partial.replace(self.path)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._columns, restval="")
+        writer.writeheader()
+        writer.writerows(self._rows)
+        write_atomically(self.path, text.getvalue())
 
 
 def _value(name: str, text: str) -> int | float | str:
@@ -73,11 +76,21 @@ def _value(name: str, text: str) -> int | float | str:
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
-    """Whole rows of a metrics.csv without their empty cells; [] where there is no file."""
+    """Whole rows of a metrics.csv without their empty cells; [] where there is no file.
+
+    Raises:
+        InputError: it is damaged.
+    """
     if not path.exists():
         return []
-    text = path.read_text()
-    rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
+    try:
+        text = path.read_text()
+        rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
+        steps = [int(row["step"]) for row in rows]
+    except (UnicodeDecodeError, csv.Error, KeyError, TypeError, ValueError):
+        steps = [0]
+    if any(step < 1 for step in steps):
+        raise InputError(f"{path}: is damaged; move it away to go on without the rows so far")
     whole = [
         row for row in rows if None not in row.values()
     ]  # an interrupted write leaves a short row, or no line end

@@ -151,7 +151,6 @@ class WandbRun(Logger):
         """End the run, so that the next job begins its own; one line says how to sync what stayed here."""
         if self.run is None:
             return
-        # Whatever failed before: a run that is not ended takes the next job's rows.
         # Even where W&B has failed: a run that is not ended would take the next job's rows.
         failed_before, self._broken = self._broken, False
         self._safely(lambda: self.run.finish(exit_code=int(failed)))

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -165,10 +166,16 @@ def _run(
     sys.argv = [script, *arguments]
     if kill_in is not None:
         _prepare_kill(kill_in)
-    if script.endswith(".py"):
-        runpy.run_path(str(ROOT / script), run_name="__main__")
-    else:
-        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    try:
+        if script.endswith(".py"):
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+        else:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:  # as python ends, not as multiprocessing does
+        traceback.print_exc()
+        sys.stderr.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def _prepare_kill(kill_in: KillIn) -> None:

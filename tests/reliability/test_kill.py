@@ -10,11 +10,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from commands import KILLED, PATIENCE, ROOT, KillIn, last_step, rows, run, start
+from sameness import assert_same, equal
 
 from allattn.training.checkpoints import read_checkpoint, write_atomically
 from allattn.training.run_folder import RunFolder
@@ -43,36 +42,6 @@ def whole_pruning(
     folder = RunFolder(base / "run")
     run(base / "output", "prune.py", *pruning(folder, dense.last, ACCUMULATED))
     return folder
-
-
-def equal(one: Any, other: Any) -> bool:
-    """Bit-identical, however deep the tensors are."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return bool(one == other)
-
-
-def assert_same(folder: RunFolder, expected: RunFolder) -> None:
-    """Every logged number, the weights, the optimizer, the memory and the scores are bit-identical."""
-    assert rows(folder) == rows(expected)
-    for name in ("last", "best", "gates"):
-        path, wanted = getattr(folder, name), getattr(expected, name)
-        assert path.exists() == wanted.exists()
-        if wanted.exists():
-            ours, theirs = read_checkpoint(path), read_checkpoint(wanted)
-            for part in ("state_dict", "optimizer_states", "allattn"):
-                assert equal(ours[part], theirs[part]), f"{name}: {part}"
-    results = [json.loads(f.result.read_text()) for f in (folder, expected)]
-    for stage in ("dense", "pruned"):
-        both = [result.get(stage) for result in results]
-        for split in ("valid", "test"):
-            first, second = (record and record[split] for record in both)
-            assert first == second
-    assert not list(folder.path.rglob("*.partial")), "nothing half-written is left"
 
 
 def test_the_runs_exercise_what_they_should(whole: RunFolder, whole_pruning: RunFolder) -> None:
@@ -145,7 +114,9 @@ IN_PRETRAINING = [  # each start goes on from where the one before was killed; c
     KillIn("allattn.training.scoring:score", 1),  # in the validation at step 20
     KillIn("allattn.training.metrics:CsvMetrics.log_metrics", 5, "after"),  # at step 20: logged, not saved
     KillIn("allattn.training.checkpoints:torch.save", 2, "middle"),  # at step 25
-    KillIn("allattn.training.progress:shutil.copyfile", 1, "after"),  # at an improvement, best.ckpt.partial
+    KillIn(
+        "allattn.training.checkpoints:shutil.copyfile", 1, "after"
+    ),  # at an improvement, best.ckpt.partial
     KillIn("allattn.stages:_conclude_pretrain", 1),  # trained, not scored
     KillIn("allattn.training.run_folder:RunFolder.write_result", 1),
 ]
