@@ -359,8 +359,8 @@ def _conclude_pretrain(
         "dense": model_record(model, _scores(model, corpus, settings)),
         "wall_seconds": time.time() - began,
     }
+    _put_up(loggers, result, folder)  # before the run counts as finished: a kill in between repeats it
     folder.write_result(result)
-    _put_up(loggers, result, folder)
     print_summary(settings.name, result["corpus"], {"dense": result["dense"]})
     return result
 
@@ -403,8 +403,8 @@ def _conclude_prune(
         **records,
         "wall_seconds": time.time() - began,
     }
+    _put_up(loggers, result, folder)  # before the run counts as finished: a kill in between repeats it
     folder.write_result(result)
-    _put_up(loggers, result, folder)
     print_summary(settings.name, result["corpus"], records)
     return result
 
