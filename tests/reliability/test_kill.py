@@ -138,7 +138,7 @@ def test_killed_between_the_last_and_the_best_checkpoint(
     """The last improvement of the run is saved in last.ckpt but not yet in best.ckpt."""
     folder = RunFolder(tmp_path / "run")
     saves = read_checkpoint(whole.best)["allattn"]["step"] // 5  # up to that improvement
-    moment = KillIn("allattn.training.checkpoints:write_atomically", saves, "after")
+    moment = KillIn("allattn.training.checkpoint_io:write_atomically", saves, "after")
     run(tmp_path / "output", "train.py", *pretraining(folder, PRETRAIN), kill_in=moment)
     run(tmp_path / "output", "train.py", *pretraining(folder, PRETRAIN))
     assert_same(folder, whole)
