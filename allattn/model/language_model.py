@@ -36,7 +36,8 @@ class AllAttentionLM(nn.Module):
     def empty_memory(self, rows: int) -> Memory:
         """The memory at the start of a text: L tensors (rows, 0, d)."""
         table = self.positions.table
-        return [table.new_zeros(rows, 0, self.config.width) for _ in self.layers]
+        shape = (rows, 0, self.config.width)
+        return [torch.zeros(shape, dtype=table.dtype, device=table.device) for _ in self.layers]
 
     def forward(
         self,

@@ -66,7 +66,7 @@ class TiedAdaptiveSoftmax(nn.Module):
                 logits = self._tail_logits(flat[place], tail, embedding)  # no rows: a gradient of zeros
                 within = F.cross_entropy(logits, words[place] - low, reduction="none")
                 nats = nats.index_add(0, place, within)
-            return nats.masked_fill(words < 0, 0.0).view(targets.shape)
+            return nats.view(targets.shape).masked_fill(targets < 0, 0.0)
 
     def log_probs(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """Log-probability of every word: (..., d) -> (..., V) float32 (float64 for float64 input)."""

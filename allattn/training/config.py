@@ -7,6 +7,7 @@ from enum import Enum
 from allattn.errors import InputError, refuse_non_finite
 from allattn.model.config import ModelConfig
 
+STRATEGIES = ("auto", "ddp", "fsdp")  # auto: one process, or ddp where there are several
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")  # of weights and products
 
 
@@ -87,7 +88,7 @@ class TrainerConfig:
     accelerator: str = "auto"
     devices: int = 1
     num_nodes: int = 1
-    strategy: str = "auto"
+    strategy: str = "auto"  # ddp: whole weights in every process; fsdp: a part of every weight in each
     precision: str = "32-true"
     accumulation: int = 1  # groups of streams per update; does not change the update, only its memory
     log_interval: int = 50  # optimizer steps between rows of metrics
@@ -151,6 +152,13 @@ def check_training(
         raise InputError(f"optimizer.betas={list(optimizer.betas)}: two numbers in [0, 1)")
     if trainer.precision not in PRECISIONS:
         raise InputError(f"trainer.precision={trainer.precision}: must be one of {', '.join(PRECISIONS)}")
+    if trainer.strategy not in STRATEGIES:
+        raise InputError(f"trainer.strategy={trainer.strategy}: must be one of {', '.join(STRATEGIES)}")
+    if trainer.strategy == "fsdp" and trainer.precision not in ("32-true", "bf16-mixed"):
+        raise InputError(
+            f"trainer.strategy=fsdp does not go with trainer.precision={trainer.precision}: take 32-true or "
+            "bf16-mixed"
+        )
     for group, settings in (("optimizer", optimizer), ("schedule", schedule), ("eval", evaluation)):
         refuse_non_finite(group, settings)
     for name in ("weight_decay", "gradient_clip", "eps"):

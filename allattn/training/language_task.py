@@ -26,6 +26,7 @@ from allattn.training.optimizers import (
     parameter_groups,
     set_learning_rates,
 )
+from allattn.training.sharding import average_gradients, shard
 
 
 class LanguageTask(L.LightningModule):
@@ -204,6 +205,11 @@ class LanguageTask(L.LightningModule):
             for group, layers in memories[self.global_rank].items()
         }
 
+    def configure_model(self) -> None:
+        """Shard the weights where the trainer's strategy does that; pi stays whole in every process."""
+        if self.device_mesh is not None:
+            shard(self.model, self.device_mesh["data_parallel"])
+
     def configure_optimizers(self) -> Optimizer:
         """One optimizer; its learning rates are set before every step from the step number alone."""
         ratio = 1.0 if self.gates is None else self.gates.config.learning_rate_ratio
@@ -212,7 +218,9 @@ class LanguageTask(L.LightningModule):
         return make_optimizer(groups, self.optimizer_config, fused=not str(precision).startswith("16"))
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Set this step's learning rates."""
+        """Set this step's learning rates; average the gradient of pi where the strategy leaves that."""
+        if self.device_mesh is not None and self.gates is not None:
+            average_gradients(self.gates.parameters())
         factor = learning_rate_factor(self.schedule, self.global_step)
         set_learning_rates(optimizer, self.optimizer_config.learning_rate, factor)
         self.last["learning_rate"] = self.optimizer_config.learning_rate * factor

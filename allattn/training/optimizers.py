@@ -5,10 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.gates import HeadGates
 from allattn.training.config import OptimizerConfig, OptimizerName, ScheduleConfig, Shape
+from allattn.training.sharding import clip_sharded
 
 
 def learning_rate_factor(schedule: ScheduleConfig, step: int) -> float:
@@ -84,10 +86,10 @@ def make_optimizer(
     """
     betas = (config.betas[0], config.betas[1])
     if config.name is OptimizerName.lamb:
-        from pytorch_optimizer import Lamb
+        from allattn.training.lamb import WholeNormLamb
 
         groups = [{**group, "adam": group["name"] == "gates", "adam_debias": True} for group in groups]
-        return Lamb(groups, lr=config.learning_rate, betas=betas, eps=config.eps)
+        return WholeNormLamb(groups, lr=config.learning_rate, betas=betas, eps=config.eps)
     if config.name is OptimizerName.muon:
         return MuonWithAdamW(groups, config.learning_rate, betas, config.eps)
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.eps, fused=fused)
@@ -131,4 +133,6 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, peak: float, factor: fl
 
 def clip_gradients(parameters: list[nn.Parameter], largest_norm: float) -> Tensor:
     """Scale gradients to a total norm of at most `largest_norm` (0 = leave them); the norm before."""
+    if any(isinstance(p, DTensor) for p in parameters):
+        return clip_sharded(parameters, largest_norm)
     return nn.utils.clip_grad_norm_(parameters, largest_norm or math.inf)

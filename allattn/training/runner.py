@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from allattn.data.corpus import Corpus
@@ -19,6 +20,7 @@ from allattn.training.language_task import LanguageTask
 from allattn.training.progress import BetweenSteps, StepBar
 from allattn.training.run_folder import RunFolder
 from allattn.training.scoring import Score, score_split
+from allattn.training.sharding import ShardedStrategy
 
 # Lightning's remarks about loaders that are not DataLoaders and about its own logging, which is not used.
 _BESIDE_THE_POINT = ".*(not resumable|many workers|logging interval|LeafSpec|`log_every_n_steps`).*"
@@ -31,6 +33,13 @@ def _trainer(**settings: Any) -> L.Trainer:
         return L.Trainer(**settings)
     except (MisconfigurationException, ValueError) as error:
         raise InputError(f"trainer settings do not fit this machine: {str(error).splitlines()[0]}") from error
+
+
+def _strategy(trainer_config: TrainerConfig) -> Strategy | str:
+    """What Lightning's Trainer takes."""
+    if trainer_config.strategy == "fsdp":
+        return ShardedStrategy(trainer_config.devices * trainer_config.num_nodes)
+    return trainer_config.strategy
 
 
 def scoring_device(trainer_config: TrainerConfig) -> torch.device:
@@ -102,7 +111,7 @@ def fit(
         accelerator=trainer_config.accelerator,
         devices=trainer_config.devices,
         num_nodes=trainer_config.num_nodes,
-        strategy=trainer_config.strategy,
+        strategy=_strategy(trainer_config),
         precision=trainer_config.precision,
         accumulate_grad_batches=trainer_config.accumulation,
         max_steps=last_step,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import torch
 import torch.distributed as dist
@@ -11,10 +12,12 @@ from rich.progress import track
 from torch import Tensor
 
 from allattn.data.corpus import Corpus
-from allattn.data.segments import EvaluationStream, Segment, WindowStream
+from allattn.data.segments import NOT_SCORED, EvaluationStream, Segment, WindowStream
 from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM
 from allattn.training.config import EvaluationConfig, EvaluationMode
+
+_NOTHING = Segment(torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), NOT_SCORED), 0, starts_over=True)
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,9 @@ def score_split(
     """Score one split of a corpus as the settings say; with several processes each scores its share."""
     stream = evaluation_stream(model.config, corpus, split, settings, rank, world_size)
     words = corpus.splits[split].words - 1  # the text's first word is not scored
-    own = score(model, stream, multipliers, settings.memory_length, words, progress)
+    missing = _missing(model, len(stream)) if world_size > 1 else 0
+    segments = chain(stream, repeat(_NOTHING, missing)) if missing else stream
+    own = score(model, segments, multipliers, settings.memory_length, words, progress)
     if world_size == 1:
         return own
     device = model.positions.table.device
@@ -105,6 +110,17 @@ def score_split(
     for total in (nats, tokens):
         dist.all_reduce(total)
     return Score(float(nats), int(tokens), words)
+
+
+def _missing(model: AllAttentionLM, segments: int) -> int:
+    """Segments that another process has more, where weights are sharded: every process must run as many."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(model, FSDPModule):
+        return 0
+    counts = [0] * dist.get_world_size()
+    dist.all_gather_object(counts, segments)
+    return max(counts) - segments
 
 
 def evaluation_stream(

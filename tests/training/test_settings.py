@@ -163,6 +163,7 @@ def test_lengths_in_tokens_become_steps(tokens: int) -> None:
         ("schedule.batch_size=0", "schedule.batch_size=0"),
         ("trainer.accumulation=5", "trainer.accumulation"),
         ("trainer.log_interval=0", "trainer.log_interval=0"),
+        ("trainer.strategy=deepspeed", "trainer.strategy=deepspeed: must be one of auto, ddp, fsdp"),
         ("optimizer.learning_rate=0", "optimizer.learning_rate=0"),
         ("optimizer.betas=[0.9]", "optimizer.betas"),
         ("optimizer.betas=[0.9,1.0]", "optimizer.betas"),
@@ -180,6 +181,13 @@ def test_contradictory_settings_are_refused(override: str, named: str) -> None:
         train(override)
     assert named in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("precision", ["16-mixed", "64-true"])
+def test_precision_that_sharding_does_not_take_is_refused(precision: str) -> None:
+    with pytest.raises(InputError, match=f"trainer.strategy=fsdp does not go with .*{precision}"):
+        train("trainer.strategy=fsdp", f"trainer.precision={precision}")
+    assert train("trainer.strategy=fsdp", "trainer.precision=bf16-mixed").trainer.strategy == "fsdp"
 
 
 @pytest.mark.parametrize("override", ["optimizer.learning_rate=nan", "optimizer.weight_decay=nan"])
