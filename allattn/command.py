@@ -4,12 +4,14 @@ import difflib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -36,7 +38,7 @@ def run_command(
         config_path: folder of the YAML files; None where the schema alone is the configuration.
         schema: its dataclass; a mistyped key is answered with the nearest right one.
     """
-    swept = swept_settings(sys.argv[1:])
+    swept = swept_settings(sys.argv[1:])  # here, as a job on a cluster has another command line
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing its own report
 
     def guarded(config: DictConfig) -> Any:
@@ -45,23 +47,21 @@ def run_command(
             if "name" in config:
                 name_job(config, swept)
             return job(config)
-        except (InputError, Interrupted) as error:
-            if HydraConfig.get().mode == RunMode.MULTIRUN and isinstance(error, InputError):
-                print(f"error: {error}", file=sys.stderr)
-                raise
-            _leave(error)
+        except Interrupted as error:
+            print(error, file=sys.stderr)
+            raise SystemExit(128 + error.number) from None
+        except Exception as error:
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                _report(error, schema)  # Hydra runs the other jobs, then raises the first job's error alone
+            elif isinstance(error, InputError):
+                _leave(error, schema)  # past Hydra, which would print a line of its own
+            raise
 
     path = str(config_path) if config_path else None
     try:
         hydra.main(version_base="1.3", config_path=path, config_name=config_name)(guarded)()
-    except (HydraException, OmegaConfBaseException) as error:
-        print(f"error: {explain(error, schema)}", file=sys.stderr)
-        raise SystemExit(BAD_INPUT) from None
-    except (InputError, Interrupted) as error:
-        _leave(error)
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(BAD_INPUT) from None
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, InputError, OSError) as error:
+        _leave(error, schema)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
@@ -91,11 +91,24 @@ def name_job(config: DictConfig, swept: set[str]) -> None:
     Args:
         config: of the job; `name` and `logger.group` are changed.
         swept: settings with several values on the command line; those of a study are Hydra's to know.
+
+    Raises:
+        InputError: a study is named but not swept: without -m, or as one of several.
     """
-    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+    if not HydraConfig.initialized():
         return
-    swept = swept | set(HydraConfig.get().sweeper.params or {})
-    own = [o for o in HydraConfig.get().overrides.task if o.split("=")[0] in swept]
+    hydra_config = HydraConfig.get()
+    given = [override.split("=")[0] for override in hydra_config.overrides.task]
+    of_study = set(hydra_config.sweeper.params or {})
+    if not of_study <= set(given):
+        raise InputError(
+            f"study={hydra_config.runtime.choices['study']} would run one job under the study's name: "
+            "give -m, and one study"
+        )
+    if hydra_config.mode != RunMode.MULTIRUN:
+        return
+    own = [o for o, name in zip(hydra_config.overrides.task, given, strict=True) if name in swept | of_study]
+    own.sort()  # in whatever order they were typed: a finished job is found again
     if config.logger.group is None:
         config.logger.group = config.name
     # In these characters alone, a path needs no quotes when it comes back as checkpoint=PATH.
@@ -103,9 +116,19 @@ def name_job(config: DictConfig, swept: set[str]) -> None:
     config.name = f"{config.name}/{folder or 'only'}"
 
 
-def _leave(error: InputError | Interrupted) -> None:
-    print(f"error: {error}" if isinstance(error, InputError) else str(error), file=sys.stderr)
-    raise SystemExit(BAD_INPUT if isinstance(error, InputError) else 128 + error.number) from None
+def _leave(error: Exception, schema: type) -> None:
+    _report(error, schema)
+    raise SystemExit(BAD_INPUT) from None
+
+
+def _report(error: Exception, schema: type) -> None:
+    """One line where the user can mend it, else where the program went wrong."""
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        print(f"error: {explain(error, schema)}", file=sys.stderr)
+    elif isinstance(error, InputError | OSError):
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
 
 
 def refuse_unknown(config: DictConfig, schema: type) -> None:

@@ -14,7 +14,7 @@ from allattn.report.summary import score_record
 from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoint_text import corpus_of
 from allattn.training.checkpoints import checked_tokenizer, read_checkpoint, rebuild
-from allattn.training.config import EvaluationConfig, check_evaluation
+from allattn.training.config import EvaluationConfig, check_evaluated_distances, check_evaluation
 from allattn.training.scoring import score_split
 
 
@@ -46,8 +46,9 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     check_evaluation(settings.eval)
     path = local_checkpoint(settings.checkpoint)
     checkpoint = read_checkpoint(path)
-    _, corpus = corpus_of(settings.data, checkpoint, checked_tokenizer(path, checkpoint))
     model = rebuild(checkpoint, path).model
+    check_evaluated_distances(model.config, settings.eval)
+    _, corpus = corpus_of(settings.data, checkpoint, checked_tokenizer(path, checkpoint))
     try:
         model.to(torch.device(settings.device))
     except (RuntimeError, AssertionError) as error:

@@ -25,6 +25,7 @@ from allattn.model.generation import generate_tokens
 from allattn.model.language_model import AllAttentionLM
 from allattn.model.sampling import check_sampling, sampler
 from allattn.randomness import generator
+from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoints import TOKENIZER_FILE, checked_tokenizer, read_checkpoint, rebuild
 from allattn.training.exports import load_export
 
@@ -33,7 +34,7 @@ from allattn.training.exports import load_export
 class GenerateSettings:
     """Settings of the command."""
 
-    checkpoint: str = MISSING  # a checkpoint, dense, cut or of the gate phase, or an export's folder
+    checkpoint: str = MISSING  # dense, cut or of the gate phase (a path or wandb:...), or an export's folder
     prompt: str = ""  # taken as it is; empty = the start of a line
     length: int = 100  # tokens to generate
     temperature: float = 1.0  # divides the log-probabilities; 0 = always the likeliest token
@@ -50,7 +51,7 @@ def generate(settings: GenerateSettings) -> str:
         InputError: a setting, the checkpoint or the prompt cannot be used.
     """
     check_settings(settings)
-    model, tokenizer = load(Path(settings.checkpoint).expanduser())
+    model, tokenizer = load(local_checkpoint(settings.checkpoint))
     prompt = prompt_ids(settings.prompt, tokenizer)
     noise = generator(settings.seed, "generation")
     choose = sampler(settings.temperature, settings.top_k, settings.top_p, noise)

@@ -18,6 +18,7 @@ from allattn.training.config import (
     OptimizerConfig,
     ScheduleConfig,
     TrainerConfig,
+    check_distances,
     check_training,
     in_steps,
 )
@@ -79,6 +80,7 @@ def pretrain_settings(config: DictConfig) -> PretrainSettings:
     assert isinstance(settings, PretrainSettings)
     _check_run(settings)
     check_model(settings.model)
+    check_distances(settings.model, settings.schedule, settings.eval)
     if settings.data.source is Source.checkpoint:
         raise InputError("data=checkpoint is for prune.py: train.py has no checkpoint to take the text from")
     return settings

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from allattn.data.corpus import Corpus, prepare
+from allattn.data.segments import check_lengths
 from allattn.data.vocabulary import save_tokenizer
 from allattn.errors import InputError
 from allattn.model.config import ModelConfig, check_model, model_config_from_dict
@@ -34,14 +35,15 @@ from allattn.training.checkpoints import (
     has_gates,
     load_model,
     read_checkpoint,
+    read_resumable,
     write_atomically,
 )
-from allattn.training.config import EvaluationConfig, EvaluationMode
+from allattn.training.config import EvaluationConfig, EvaluationMode, check_distances
 from allattn.training.environment import environment
 from allattn.training.language_task import LanguageTask
 from allattn.training.loggers import finish_loggers, log_result, make_loggers, wandb_runs
 from allattn.training.run_folder import RunFolder, is_first_process, open_run_folder, result_line
-from allattn.training.runner import fit, scoring_device
+from allattn.training.runner import check_precision, fit, scoring_device
 from allattn.training.scoring import Score, evaluation_stream, score_split
 
 TIMED_SEGMENTS = 4
@@ -55,14 +57,18 @@ def pretrain(settings: PretrainSettings) -> dict[str, Any]:
     Raises:
         InputError: settings, text or run folder cannot be used.
     """
+    check_precision(settings.trainer)
     with _folder(settings) as folder:
         if done := folder.finished():
             print(result_line(folder, done))
             return done
         began = time.time()
         corpus = prepare(settings.data, settings.trainer.progress)
+        _check_lengths(settings, corpus)
         config = _sized(settings.model, corpus)
-        state = _saved_state(folder, corpus)
+        state = _saved_state(folder, corpus, (Phase.pretrain,))
+        if state is not None and state["allattn"]["model"] != config.to_dict():
+            raise InputError(f"{folder.last}: is of a model of other sizes; give this run another name=")
         torch.manual_seed(stream_seed(settings.seed, "weights"))
         model = AllAttentionLM(config)
         start, best = (state["allattn"]["step"] if state else 0), _best(state)
@@ -95,6 +101,8 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
     dense_hash = file_hash(source)
     if has_gates(dense):
         raise InputError(f"{source}: is from the middle of a pruning run; prune starts from a trained model")
+    check_precision(settings.trainer)
+    check_distances(model_config_from_dict(dense["allattn"]["model"]), settings.schedule, settings.eval)
     tokenizer = checked_tokenizer(source, dense)
     with _folder(settings) as folder:
         if done := folder.finished():
@@ -103,7 +111,8 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
             return done
         began = time.time()
         data, corpus = corpus_of(settings.data, dense, tokenizer, settings.trainer.progress)
-        state = _saved_state(folder, corpus)
+        _check_lengths(settings, corpus)
+        state = _saved_state(folder, corpus, (Phase.gates, Phase.fine_tune))
         if state is not None:
             _same_dense(folder.last, state["allattn"], dense_hash)
         start = state["allattn"]["step"] if state else 0
@@ -172,13 +181,19 @@ def select_heads(model: AllAttentionLM, corpus: Corpus, settings: PruneSettings)
     return keep_highest(scores, keep, gates.scope)
 
 
-def _saved_state(folder: RunFolder, corpus: Corpus) -> dict[str, Any] | None:
+def _saved_state(folder: RunFolder, corpus: Corpus, phases: tuple[Phase, ...]) -> dict[str, Any] | None:
     """The run's last checkpoint, if there is one, on the same text; the vocabulary is then written beside it.
 
     Raises:
-        InputError: the checkpoint belongs to another text or vocabulary.
+        InputError: the checkpoint is not of such a run, or belongs to another text or vocabulary.
     """
-    state = read_checkpoint(folder.last) if folder.last.exists() else None
+    state = read_resumable(folder.last) if folder.last.exists() else None
+    wanted = [phase.value for phase in phases]
+    if state is not None and state["allattn"]["phase"] not in wanted:
+        raise InputError(
+            f"{folder.last}: is of the phase {state['allattn']['phase']}, but this command goes on from "
+            f"{' or '.join(wanted)}; give this run another name="
+        )
     for entry, now in (("tokenizer_hash", corpus.tokenizer_hash), ("fingerprint", corpus.fingerprint)):
         if state is not None and state["allattn"][entry] != now:
             raise InputError(
@@ -196,7 +211,7 @@ def _same_dense(path: Path, record: dict[str, Any], dense_hash: str) -> None:
     Raises:
         InputError: the dense checkpoint has changed since.
     """
-    if record["dense_hash"] != dense_hash:
+    if record.get("dense_hash", dense_hash) != dense_hash:
         raise InputError(
             f"{path}: belongs to another dense checkpoint than checkpoint= names now (which was trained "
             "again?): bring that one back, or give this run another name="
@@ -216,6 +231,11 @@ def _folder(settings: RunSettings) -> AbstractContextManager[RunFolder]:
     if not is_first_process():
         return nullcontext(RunFolder(path))  # the first process holds the folder for all
     return open_run_folder(path, plain(settings), settings.resume is Resume.changed)
+
+
+def _check_lengths(settings: RunSettings, corpus: Corpus) -> None:
+    tokens = {split: encoded.tokens for split, encoded in corpus.splits.items()}
+    check_lengths(tokens, settings.schedule.batch_size, settings.schedule.segment_length)
 
 
 def _sized(model: ModelConfig, corpus: Corpus) -> ModelConfig:
@@ -339,8 +359,8 @@ def _conclude_pretrain(
         "dense": model_record(model, _scores(model, corpus, settings)),
         "wall_seconds": time.time() - began,
     }
+    _put_up(loggers, result, folder)  # before the run counts as finished: a kill in between repeats it
     folder.write_result(result)
-    _put_up(loggers, result, folder)
     print_summary(settings.name, result["corpus"], {"dense": result["dense"]})
     return result
 
@@ -383,8 +403,8 @@ def _conclude_prune(
         **records,
         "wall_seconds": time.time() - began,
     }
+    _put_up(loggers, result, folder)  # before the run counts as finished: a kill in between repeats it
     folder.write_result(result)
-    _put_up(loggers, result, folder)
     print_summary(settings.name, result["corpus"], records)
     return result
 

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
-from allattn.errors import InputError
+from allattn.errors import InputError, refuse_wrong_kinds
 
 
 class Source(Enum):
@@ -36,6 +37,24 @@ class DataConfig:
     vocabulary_size: int | None = None  # tokenizer=bpe: entries, <eos> included
     minimum_count: int = 1  # tokenizer=word: training words seen less often become <unk>
     cache_folder: str = "~/.cache/allattn"  # encoded text; safe to delete
+
+
+def data_config_from_dict(values: dict[str, Any]) -> DataConfig:
+    """The settings of a text from plain values, as a checkpoint records them.
+
+    Raises:
+        InputError: a key or the source is unknown, or a value is of the wrong kind.
+    """
+    unknown = sorted(map(str, set(values) - set(DataConfig.__dataclass_fields__)))
+    if unknown:
+        raise InputError(f"the record of its text has unknown entries: {', '.join(unknown)}")
+    try:
+        source = Source(values.get("source"))
+    except ValueError:
+        raise InputError("the record of its text names no known data.source") from None
+    config = DataConfig(**{**values, "source": source})
+    refuse_wrong_kinds("data", config)
+    return config
 
 
 def check_data(config: DataConfig) -> None:

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -41,10 +42,26 @@ def file_versions(paths: Iterable[Path]) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` so that a reader sees the old text or the whole new one."""
+    """Replace `path` so that a reader sees the old text or the whole new one.
+
+    Raises:
+        OSError: `path` is named; the old text stays.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with naming(path), partial.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the block name `path`: a full disk is reported without one."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error

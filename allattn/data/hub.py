@@ -8,6 +8,7 @@ from allattn.data.config import Source
 from allattn.errors import InputError
 
 REPOSITORY = "Salesforce/wikitext"
+REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"  # a commit, so that the text cannot change under a name
 CONFIGURATIONS = {
     Source.wikitext103: "wikitext-103-v1",
     Source.wikitext2: "wikitext-2-v1",
@@ -30,8 +31,8 @@ class HubSource:
         self._splits: dict[str, Any] | None = None  # datasets.Dataset by hub split
 
     def key(self, cache: Path) -> str:
-        """The published name: asks neither the network nor the `datasets` package."""
-        return f"{REPOSITORY}/{CONFIGURATIONS[self.source]}"
+        """Name and revision: asks neither the network nor the `datasets` package."""
+        return f"{REPOSITORY}/{CONFIGURATIONS[self.source]}@{REVISION}"
 
     def size(self, split: str) -> int:
         """Bytes of the split's table, a little more than its text."""
@@ -61,7 +62,7 @@ class HubSource:
 
         configuration = CONFIGURATIONS[self.source]
         try:
-            return datasets.load_dataset(REPOSITORY, configuration)
+            return datasets.load_dataset(REPOSITORY, configuration, revision=REVISION)
         except Exception as error:  # the hub's client raises many unrelated kinds
             reason = (str(error).splitlines() or [""])[0]
             raise InputError(

@@ -65,6 +65,7 @@ class SegmentStream:
                 f"schedule.batch_size={batch_size} is not divisible by trainer.accumulation={accumulation} "
                 f"times {world_size} processes: every group of every process needs the same number of streams"
             )
+        _check_stream(len(ids), batch_size, segment_length)
         self.ids = ids
         self.segment_length = segment_length
         self.total = total
@@ -75,12 +76,6 @@ class SegmentStream:
         self.rows = batch_size // (accumulation * world_size)  # b
         self.stream_length = (len(ids) - 1) // batch_size  # n
         self.segments = self.stream_length // segment_length  # per epoch
-        if self.segments < 1:
-            raise InputError(
-                f"the training text has {len(ids)} tokens, too few for schedule.batch_size={batch_size} "
-                f"streams of schedule.segment_length={segment_length}; they take "
-                f"{batch_size * segment_length + 1}: lower one of them"
-            )
 
     def __len__(self) -> int:
         """Micro-batches of the whole run, those before `start` included (Lightning counts from the first)."""
@@ -99,6 +94,34 @@ class SegmentStream:
         window = self.ids[begins[:, None] + np.arange(self.segment_length + 1)]  # (b, T + 1)
         tokens = torch.from_numpy(np.asarray(window, np.int64))
         return Segment(tokens[:, :-1], tokens[:, 1:], group, starts_over=segment == 0)
+
+
+def check_lengths(tokens: dict[str, int], batch_size: int, segment_length: int) -> None:
+    """Refuse texts that are too short to train on and to score, before anything is built for them.
+
+    Args:
+        tokens: of each split.
+        batch_size: B.
+        segment_length: T.
+
+    Raises:
+        InputError: the training text has too few tokens for B streams of T, or another split fewer than two.
+    """
+    _check_stream(tokens["train"], batch_size, segment_length)
+    for split in ("valid", "test"):
+        if tokens[split] < 2:
+            raise InputError(
+                f"the {split} text has {tokens[split]} token: it needs two, as the first is not scored"
+            )
+
+
+def _check_stream(tokens: int, batch_size: int, segment_length: int) -> None:
+    needed = batch_size * segment_length + 1
+    if tokens < needed:
+        raise InputError(
+            f"the training text has {tokens} tokens, too few for schedule.batch_size={batch_size} "
+            f"streams of schedule.segment_length={segment_length}; they take {needed}: lower one of them"
+        )
 
 
 class EvaluationRow(NamedTuple):

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from allattn.model.config import ModelConfig
-from allattn.model.core import attend
+from allattn.model.core import Core, attend
+from allattn.model.initial import normal_
 
 # Parameters of a layer that belong to its heads, and the axis along which the heads' blocks of c lie.
 HEAD_AXIS = {
@@ -38,6 +39,7 @@ class AllAttention(nn.Module):
         self.head_width = config.head_width
         self.scale = config.scale(layer)  # the constant s_g of a cut layer
         self.attention_dropout = config.attention_dropout
+        self.core: Core = attend
         present = len(self.heads_kept) * self.head_width  # h * c
         self.norm = nn.LayerNorm(config.width)
         self.query = _EmptyLinear(config.width, present)
@@ -62,10 +64,10 @@ class AllAttention(nn.Module):
             return
         std = self.norm.normalized_shape[0] ** -0.5
         for linear in (self.query, self.key, self.value, self.position, self.output):
-            nn.init.normal_(linear.weight, std=std)
+            normal_(linear.weight, std=std)
         if len(self.persistent_keys):
-            nn.init.normal_(self.persistent_keys, std=self.head_width**-0.5)
-            nn.init.normal_(self.persistent_values, std=len(self.persistent_values) ** -0.5)
+            normal_(self.persistent_keys, std=self.head_width**-0.5)
+            normal_(self.persistent_values, std=len(self.persistent_values) ** -0.5)
 
     def forward(
         self,
@@ -92,7 +94,7 @@ class AllAttention(nn.Module):
         batch, queries, _ = x.shape
         normed = self.norm(torch.cat([memory.to(x.dtype), x], dim=1))  # (B, S, d)
         by_head = (-1, self.head_width)
-        z = attend(
+        z = self.core(
             self.query(normed[:, -queries:]).unflatten(-1, by_head),
             self.key(normed).unflatten(-1, by_head),
             self.value(normed).unflatten(-1, by_head),

@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from allattn.errors import InputError
+from allattn.errors import InputError, refuse_wrong_kinds
 
 
 @dataclass
@@ -64,12 +64,13 @@ def model_config_from_dict(values: dict[str, Any]) -> ModelConfig:
     """The inverse of `ModelConfig.to_dict`.
 
     Raises:
-        InputError: a key is unknown or a value contradicts another.
+        InputError: a key is unknown, a value is of the wrong kind, or it contradicts another.
     """
-    unknown = sorted(set(values) - set(ModelConfig.__dataclass_fields__))
+    unknown = sorted(map(str, set(values) - set(ModelConfig.__dataclass_fields__)))
     if unknown:
         raise InputError(f"the model's configuration has unknown entries: {', '.join(unknown)}")
     config = ModelConfig(**values)
+    refuse_wrong_kinds("model", config)
     check_model(config)
     return config
 

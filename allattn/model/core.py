@@ -4,12 +4,15 @@ T queries, S keys in the sequence (memory first), h heads present, c head width,
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from allattn.model.fused import attend_fused
+
+Core = Callable[..., Tensor]  # a function with `attend`'s signature
 
 
 def visible(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
@@ -87,10 +90,10 @@ def attend_plain(
         ~visible(queries, keys, window, q.device), float("-inf")
     )
     flat = q.permute(2, 0, 1, 3).reshape(heads, batch * queries, width)
-    persistent = torch.bmm(flat, pk.permute(1, 2, 0)).view(heads, batch, queries, -1)
+    persistent = torch.bmm(flat, pk.permute(1, 2, 0)).view(heads, batch, queries, len(pk))
     scores = torch.cat([sequence, persistent], dim=-1) / math.sqrt(width)
     probabilities = F.dropout(scores.softmax(dim=-1), dropout, training=dropout > 0)
     on_sequence = torch.einsum("hbts,bshc->bthc", probabilities[..., :keys], v)
-    rest = probabilities[..., keys:].reshape(heads, batch * queries, -1)
+    rest = probabilities[..., keys:].reshape(heads, batch * queries, len(pk))
     on_persistent = torch.bmm(rest, pv.permute(1, 0, 2)).view(heads, batch, queries, width)
     return on_sequence + on_persistent.permute(1, 2, 0, 3)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allattn.model.config import ModelConfig
+from allattn.model.initial import normal_
 
 
 class AdaptiveEmbedding(nn.Module):
@@ -39,9 +40,9 @@ class AdaptiveEmbedding(nn.Module):
     def reset_parameters(self) -> None:
         """Every band's vectors reach d dimensions with standard deviation 1/sqrt(d)."""
         for table in self.tables:
-            nn.init.normal_(table, std=self.width**-0.5)
+            normal_(table, std=self.width**-0.5)
         for projection in self.projections:
-            nn.init.normal_(projection, std=projection.shape[0] ** -0.5)
+            normal_(projection, std=projection.shape[0] ** -0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embed `ids` (B, T) int64 -> (B, T, d)."""

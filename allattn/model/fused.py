@@ -75,6 +75,10 @@ class _Heads:
         """(B*T, c) -> (B, T, c)."""
         return x.view(*self.shape[:2], -1)
 
+    def columns(self, x: Tensor) -> Tensor:
+        """(c, B*T) -> (B, c, T)."""
+        return x.unflatten(1, self.shape[:2]).transpose(0, 1)
+
     def probabilities(self, head: int) -> Tensor:
         """(B, T, W+T+N) softmax of one head's scores, before dropout, in the shared buffer."""
         scores = self.scores
@@ -120,14 +124,15 @@ class _Heads:
 
         for head in range(self.count):
             scores, dz = self.probabilities(head), dz_heads[head]
+            dz_t = dz.T.contiguous()  # (c, B*T)
             dropped = scores
             if self.keep < 1:
                 mask = self.draw()
                 dropped = torch.mul(scores, mask, out=work)
             if needed[2]:
-                dv[:, self.first :, head] = torch.bmm(self.sequence(dropped).mT, self.rows(dz))
+                dv[:, self.first :, head] = torch.bmm(self.columns(dz_t), self.sequence(dropped)).mT
             if needed[7]:
-                dpv[:, head] = self.persistent(dropped).T @ dz
+                dpv[:, head] = (dz_t @ self.persistent(dropped)).T
             if not (any(needed[:2]) or any(needed[3:7])):
                 continue
             # gradient of the probabilities, then of the scores, in `work`; columns without a key stay 0
@@ -145,11 +150,11 @@ class _Heads:
                 total = content.add_(position).addmm_(persistent, self.pk[head])
                 dq[:, :, head] = self.rows(total)
             if needed[1]:
-                dk[:, self.first :, head] = torch.bmm(sequence.mT, self.rows(self.qu[head]))
+                dk[:, self.first :, head] = torch.bmm(self.columns(self.qu[head].T.contiguous()), sequence).mT
             if needed[3]:
-                dr[:seen, head] = (band.T @ self.qw[head]).flip(0)
+                dr[:seen, head] = (self.qw[head].T.contiguous() @ band).T.flip(0)
             if needed[6]:
-                dpk[:, head] = persistent.T @ self.q[head]
+                dpk[:, head] = (self.q[head].T.contiguous() @ persistent).T
         for x in (dq, du, dw):
             x.mul_(self.scale)
         grads = (dq, dk, dv, dr, du, dw, dpk, dpv)

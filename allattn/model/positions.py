@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from allattn.errors import InputError
 from allattn.model.config import ModelConfig
+from allattn.model.initial import normal_
 
 
 class RelativePositions(nn.Module):
@@ -17,7 +18,7 @@ class RelativePositions(nn.Module):
 
     def reset_parameters(self) -> None:
         """Unit variance, like a token's embedding after its factor sqrt(d)."""
-        nn.init.normal_(self.table)
+        normal_(self.table)
 
     def forward(self, keys: int, window: int) -> Tensor:
         """Rows for the distances 0..keys-1 -> (keys, d).

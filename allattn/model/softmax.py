@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from allattn.model.config import ModelConfig
 from allattn.model.embedding import AdaptiveEmbedding
+from allattn.model.initial import normal_
 
 
 class TiedAdaptiveSoftmax(nn.Module):
@@ -35,8 +36,8 @@ class TiedAdaptiveSoftmax(nn.Module):
             nn.init.zeros_(bias)
         if self.tails:
             width = self.head_projection.shape[0]
-            nn.init.normal_(self.head_projection, std=width**-0.5)
-            nn.init.normal_(self.cluster_weight, std=width**-0.5)
+            normal_(self.head_projection, std=width**-0.5)
+            normal_(self.cluster_weight, std=width**-0.5)
             nn.init.zeros_(self.cluster_bias)
 
     def forward(self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:

@@ -43,7 +43,7 @@ def read_local_runs(
 
 def _is_of_a_tool(path: Path) -> bool:
     """W&B and Hydra keep files of the same name inside a run's folder."""
-    return path.parent.name == ".hydra" or "wandb" in path.parts[-4:-2]
+    return path.parent.name == ".hydra" or path.match("wandb/*/files/config.yaml")
 
 
 def _group(config: dict[str, Any]) -> str | None:

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allattn.errors import InputError
+from allattn.training.checkpoints import file_hash
 
 if TYPE_CHECKING:
     import wandb
 
 PREFIX = "wandb:"
 _FORM = re.compile(r"[^/:]+/[^/:]+/[^/:]+:[^/:]+")
-_NOTE = "artifact.txt"  # beside a checkpoint: the artifact that it is
+_NOTE = "artifact.txt"  # beside a checkpoint: its hash and the artifact that it is
 
 
 def local_checkpoint(reference: str) -> Path:
@@ -60,7 +61,7 @@ def to_be_uploaded(run_name: str, summary: dict[str, Any], files: list[Path]) ->
 
 def note_artifact(checkpoint: Path, qualified_name: str) -> None:
     """Write down beside a checkpoint which artifact it is."""
-    (checkpoint.parent / _NOTE).write_text(qualified_name + "\n")
+    (checkpoint.parent / _NOTE).write_text(f"{file_hash(checkpoint)} {qualified_name}\n")
 
 
 def forget_artifact(checkpoint: Path) -> None:
@@ -69,8 +70,15 @@ def forget_artifact(checkpoint: Path) -> None:
 
 
 def artifact_source(checkpoint: str) -> str | None:
-    """The artifact that a checkpoint is: named by the reference, or noted beside the file."""
+    """The artifact that a checkpoint is: named by the reference, or noted beside the file.
+
+    A file beside the one that was put up, or one that has changed since, is none.
+    """
     if checkpoint.startswith(PREFIX):
         return checkpoint.removeprefix(PREFIX)
-    note = Path(checkpoint).expanduser().parent / _NOTE
-    return note.read_text().strip() if note.is_file() else None
+    path = Path(checkpoint).expanduser()
+    note = path.parent / _NOTE
+    if not note.is_file():
+        return None
+    noted, _, name = note.read_text().strip().partition(" ")
+    return name if noted == file_hash(path) else None

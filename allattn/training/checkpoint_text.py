@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from allattn.data.config import FILE_SETTINGS, DataConfig, Source, check_data
+from allattn.data.config import FILE_SETTINGS, DataConfig, Source, check_data, data_config_from_dict
 from allattn.data.corpus import Corpus, prepare
 from allattn.errors import InputError
 
@@ -47,7 +47,6 @@ def text_record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
 
 def _data_of(wanted: DataConfig, checkpoint: dict[str, Any], tokenizer: Path) -> DataConfig:
     if wanted.source is Source.checkpoint:
-        saved = dict(checkpoint["allattn"]["data"])
-        saved["source"] = Source(saved["source"])
-        wanted = replace(DataConfig(**saved), cache_folder=wanted.cache_folder)
+        saved = data_config_from_dict(checkpoint["allattn"]["data"])
+        wanted = replace(saved, cache_folder=wanted.cache_folder)
     return replace(wanted, tokenizer=str(tokenizer), vocabulary_size=None, minimum_count=1)

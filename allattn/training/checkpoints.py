@@ -7,6 +7,8 @@ from, the vocabulary's hash, the phase, and each process's segment memory.
 
 import hashlib
 import os
+import shutil
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +16,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from allattn.data.fingerprint import naming
 from allattn.data.vocabulary import load_tokenizer, tokenizer_hash
-from allattn.errors import InputError
+from allattn.errors import InputError, fits_kind
 from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.gates import decide_gates, settle_gates
 from allattn.pruning.schedule import Phase, heads_to_keep
 from allattn.pruning.surgery import RemovalPlan, cut_tensor, is_gone, plan_removal
+from allattn.training.weights import check_weights, model_from_weights
 
 FORMAT_VERSION = 1
 TOKENIZER_FILE = "tokenizer.json"
-_ENTRIES = ["model", "phase", "step", "best", "memory", "data", "tokenizer_hash", "fingerprint"]
-_ENTRIES += ["output_scaling", "target_sparsity"]
+_ENTRIES: dict[str, Any] = {
+    "model": dict,
+    "phase": str,
+    "step": int,
+    "best": float,
+    "memory": list,
+    "data": dict,
+    "tokenizer_hash": str,
+    "fingerprint": str,
+    "output_scaling": bool | None,
+    "target_sparsity": float | None,
+}
+_RESUMED = ("optimizer_states", "lr_schedulers", "loops", "epoch", "global_step", "pytorch-lightning_version")
+_AFTER_GATES: dict[str, Any] = {"pi": list[list[float]], "heads_before": list[list[int]]}
 _MODEL, _GATES = "model.", "gates.pi."  # prefixes in the state dict
 
 
@@ -52,16 +68,35 @@ def write_atomically(checkpoint: dict[str, Any], path: Path) -> None:
         ) from error
 
 
+def copy_atomically(source: Path, target: Path) -> None:
+    """Copy a checkpoint so that a file with the final name is always whole.
+
+    Raises:
+        OSError: `target` is named; the earlier one stays.
+    """
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        with naming(target):
+            shutil.copyfile(source, partial)
+            with partial.open("rb") as written:
+                os.fsync(written.fileno())
+            partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Load a checkpoint of this project to the CPU without unpickling anything but tensors and plain values.
 
     Raises:
-        InputError: no such file, not a checkpoint, not one of this project, or of a newer format.
+        InputError: no such file, not a checkpoint, not one of this project, of a newer format, or its
+            entries, weights or gates are not those of a model.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # about old kinds of pickles
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception:
         raise InputError(
             f"{path}: is not a checkpoint of allattn, or it is damaged (it does not load as plain tensors)"
@@ -75,10 +110,57 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: has checkpoint format {version}, this version of allattn reads {FORMAT_VERSION}; "
             "use the version that wrote it"
         )
-    missing = [name for name in _ENTRIES if name not in meta]
-    if missing:
-        raise InputError(f"{path}: is damaged: its allattn entry lacks {', '.join(missing)}")
+    kinds = _ENTRIES | {name: kind for name, kind in _AFTER_GATES.items() if name in meta}
+    wrong = [name for name, kind in kinds.items() if name not in meta or not fits_kind(meta[name], kind)]
+    if meta.get("phase") not in [phase.value for phase in Phase]:
+        wrong.append("phase")
+    if wrong:
+        raise InputError(f"{path}: is damaged: its allattn entry has no usable {', '.join(wrong)}")
+    try:
+        config = model_config_from_dict(meta["model"])
+        if config.vocabulary_size is None:
+            raise InputError("model.vocabulary_size is not set")
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    check_weights(config, _weights(checkpoint["state_dict"]), path)
+    _check_gates(checkpoint, config, path)
     return checkpoint
+
+
+def read_resumable(path: Path) -> dict[str, Any]:
+    """`read_checkpoint` of one that training can go on from.
+
+    Raises:
+        InputError: as `read_checkpoint`, or it lacks the optimizer's state or Lightning's.
+    """
+    checkpoint = read_checkpoint(path)
+    missing = [name for name in _RESUMED if name not in checkpoint]
+    if missing:
+        raise InputError(f"{path}: no run can go on from it: it has no {', '.join(missing)}")
+    return checkpoint
+
+
+def _check_gates(checkpoint: dict[str, Any], config: ModelConfig, path: Path) -> None:
+    """Refuse gates, or their record after the removal, that do not belong to the model's heads."""
+    meta = checkpoint["allattn"]
+    wrong = False
+    if has_gates(checkpoint):
+        state = checkpoint["state_dict"]
+        for layer in range(config.layers):
+            pi = state.get(f"{_GATES}{layer}")
+            present = (len(config.kept(layer)),)
+            wrong |= not isinstance(pi, Tensor) or pi.shape != present or not torch.isfinite(pi).all()
+            if wrong:
+                break
+        wrong |= config.scale_absorbed or meta["output_scaling"] is None
+        wrong |= meta["target_sparsity"] is not None and not 0 <= meta["target_sparsity"] < 1
+    elif "pi" in meta or "heads_before" in meta:
+        lengths = [list(map(len, meta.get(name, []))) for name in _AFTER_GATES]
+        heads = range(config.heads)
+        wrong = lengths[0] != lengths[1] or len(lengths[0]) != config.layers
+        wrong |= any(head not in heads for layer in meta.get("heads_before", []) for head in layer)
+    if wrong:
+        raise InputError(f"{path}: is damaged: its gates do not belong to its heads")
 
 
 @dataclass(frozen=True)
@@ -127,17 +209,17 @@ def build_model(config: ModelConfig, state: dict[str, Tensor], path: Path) -> Al
     """A model of these sizes with the weights of a task's state dict; all of them must fit.
 
     Raises:
-        InputError: a tensor is missing, superfluous or of another shape.
+        InputError: as `model_from_weights`.
     """
-    weights = {name.removeprefix(_MODEL): tensor for name, tensor in state.items() if name.startswith(_MODEL)}
-    double = any(getattr(tensor, "dtype", None) == torch.float64 for tensor in weights.values())
-    model = AllAttentionLM(config).to(torch.float64 if double else torch.float32)
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-        raise InputError(f"{path}: the weights do not fit the recorded sizes: {first}") from None
-    return model
+    return model_from_weights(config, _weights(state), path)
+
+
+def _weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(_MODEL): tensor
+        for name, tensor in state.items()
+        if isinstance(name, str) and name.startswith(_MODEL)
+    }
 
 
 def has_gates(checkpoint: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from allattn.errors import InputError, refuse_non_finite
+from allattn.model.config import ModelConfig
 
 STRATEGIES = ("auto", "ddp", "fsdp")  # auto: one process, or ddp where there are several
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")  # of weights and products
@@ -178,3 +179,42 @@ def check_evaluation(evaluation: EvaluationConfig) -> None:
         raise InputError(f"eval.interval={evaluation.interval}: must not be negative")
     if evaluation.memory_length is not None and evaluation.memory_length < 1:
         raise InputError(f"eval.memory_length={evaluation.memory_length}: must be at least 1")
+
+
+def check_distances(model: ModelConfig, schedule: ScheduleConfig, evaluation: EvaluationConfig) -> None:
+    """Refuse a memory or a segment whose distances have no row in the model's table.
+
+    Raises:
+        InputError: names the setting of training or evaluation that is too long, and model.position_rows.
+    """
+    if not model.same_length:
+        reach = f"model.memory_length={model.memory_length} and schedule.segment_length"
+        _check_rows(
+            model, model.memory_length + schedule.segment_length, f"{reach}={schedule.segment_length}"
+        )
+    check_evaluated_distances(model, evaluation)
+
+
+def check_evaluated_distances(model: ModelConfig, evaluation: EvaluationConfig) -> None:
+    """The part of `check_distances` that concerns evaluation.
+
+    Raises:
+        InputError: as `check_distances`.
+    """
+    memory = evaluation.memory_length or model.memory_length
+    if model.same_length:
+        _check_rows(model, memory + 1, f"eval.memory_length={memory}")
+    elif evaluation.mode is EvaluationMode.window:
+        reach = f"eval.context={evaluation.context} and eval.stride={evaluation.stride}"
+        _check_rows(model, evaluation.context + evaluation.stride, reach)
+    else:
+        reach = f"eval.memory_length={memory} and eval.segment_length={evaluation.segment_length}"
+        _check_rows(model, memory + evaluation.segment_length, reach)
+
+
+def _check_rows(model: ModelConfig, needed: int, reach: str) -> None:
+    if needed > model.position_rows:
+        raise InputError(
+            f"{reach}: distances 0..{needed - 1} occur but model.position_rows={model.position_rows}: lower "
+            "the memory or segment length, or train with more position_rows"
+        )

@@ -14,7 +14,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -24,6 +23,7 @@ from allattn.model.config import model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.surgery import absorb_scale
 from allattn.training.checkpoints import TOKENIZER_FILE, checked_tokenizer, load_model
+from allattn.training.weights import model_from_weights
 
 EXPORT_VERSION = 1
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
@@ -98,16 +98,12 @@ def load_export(folder: Path) -> AllAttentionLM:
     checked_tokenizer(folder / WEIGHTS_FILE, {"allattn": config})
     weights, path = _read_weights(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE
     try:
-        with torch.device("meta"):
-            model = AllAttentionLM(model_config_from_dict(config["model"]))
+        sizes = model_config_from_dict(config["model"])
+        if sizes.vocabulary_size is None:
+            raise InputError("model.vocabulary_size is not set")
     except InputError as error:
         raise InputError(f"{folder / CONFIG_FILE}: {error}") from None
-    except (TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError):
-        raise InputError(f"{folder / CONFIG_FILE}: its model sizes are not of the right kind") from None
-    _check_shapes(model, weights, path)
-    model = model.to_empty(device="cpu").to(next(iter(weights.values())).dtype)
-    model.load_state_dict(weights)
-    return model.eval()
+    return model_from_weights(sizes, weights, path, CONFIG_FILE).to(weights["positions.table"].dtype).eval()
 
 
 def _refuse_existing(folder: Path) -> None:
@@ -142,14 +138,3 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     if len(kinds) != 1 or not all(kind.is_floating_point for kind in kinds):
         raise InputError(f"{path}: its tensors are not all of one floating-point type")
     return weights
-
-
-def _check_shapes(model: AllAttentionLM, weights: dict[str, Tensor], path: Path) -> None:
-    wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: list(tensor.shape) for name, tensor in weights.items()}
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise InputError(
-                f"{path}: the weights do not fit {CONFIG_FILE}: {name} is {found.get(name, 'absent')}, "
-                f"but should be {wanted.get(name, 'absent')}"
-            )

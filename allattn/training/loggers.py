@@ -42,10 +42,12 @@ def make_loggers(
     if not is_first_process():
         return []
     check_login(config, has_login())
-    loggers: list[Logger] = [CsvMetrics(folder / "metrics.csv", keep_until)]
+    metrics = CsvMetrics(folder / "metrics.csv", keep_until)
+    loggers: list[Logger] = [metrics]
     if config.wandb is not WandbMode.none and os.environ.get("WANDB_MODE") != "disabled":
         offline = is_offline(config.wandb)
-        loggers.append(WandbRun(config, folder, name, job_type, tags, run_config, offline))
+        rows = metrics.typed_rows()
+        loggers.append(WandbRun(config, folder, name, job_type, tags, run_config, offline, rows))
     return loggers
 
 

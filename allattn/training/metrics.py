@@ -1,11 +1,17 @@
 """metrics.csv: one row per logged optimizer step, complete after any interruption."""
 
 import csv
+import io
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
+
+from allattn.data.fingerprint import naming, write_atomically
+from allattn.errors import InputError
+
+_TEXTS = ("phase", "valid_heads")  # metrics that are no numbers
 
 
 class CsvMetrics(Logger):
@@ -33,6 +39,10 @@ class CsvMetrics(Logger):
         """There is one file per run folder."""
         return ""
 
+    def typed_rows(self) -> list[dict[str, Any]]:
+        """The rows so far with the values that were logged."""
+        return [{name: _value(name, text) for name, text in row.items()} for row in self._rows]
+
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """The configuration is in config.yaml, not here."""
@@ -47,25 +57,40 @@ class CsvMetrics(Logger):
             self._columns += new
             self._rewrite()
         else:
-            with self.path.open("a", newline="") as file:
+            with naming(self.path), self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self._columns, restval="").writerow(row)
 
     @rank_zero_only
     def _rewrite(self) -> None:
-        partial = self.path.with_name(self.path.name + ".partial")
-        with partial.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns, restval="")
-            writer.writeheader()
-            writer.writerows(self._rows)
-        partial.replace(self.path)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._columns, restval="")
+        writer.writeheader()
+        writer.writerows(self._rows)
+        write_atomically(self.path, text.getvalue())
+
+
+def _value(name: str, text: str) -> int | float | str:
+    if name in _TEXTS:
+        return text
+    return int(text) if text.isdigit() else float(text)
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
-    """Whole rows of a metrics.csv without their empty cells; [] where there is no file."""
+    """Whole rows of a metrics.csv without their empty cells; [] where there is no file.
+
+    Raises:
+        InputError: it is damaged.
+    """
     if not path.exists():
         return []
-    text = path.read_text()
-    rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
+    try:
+        text = path.read_text()
+        rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
+        steps = [int(row["step"]) for row in rows]
+    except (UnicodeDecodeError, csv.Error, KeyError, TypeError, ValueError):
+        steps = [0]
+    if any(step < 1 for step in steps):
+        raise InputError(f"{path}: is damaged; move it away to go on without the rows so far")
     whole = [
         row for row in rows if None not in row.values()
     ]  # an interrupted write leaves a short row, or no line end

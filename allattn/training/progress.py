@@ -1,14 +1,12 @@
 """What happens between optimizer steps: log, evaluate, save, stop. Always in that order."""
 
 import resource
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning as L
 import torch
@@ -24,9 +22,12 @@ from rich.progress import (
 )
 
 from allattn.errors import InputError
+from allattn.training.checkpoints import copy_atomically
 from allattn.training.language_task import LanguageTask
 from allattn.training.run_folder import RunFolder
 from allattn.training.scoring import Score
+
+MOST_SKIPPED = 24  # in a row: fp16's loss scale begins at 2**16 and is halved each time
 
 
 class StepBar(Callback):
@@ -105,6 +106,7 @@ class BetweenSteps(Callback):
         self.stop_signal: int | None = None
         self._handlers: dict[int, Any] = {}
         self._step = -1
+        self._skipped = 0  # updates in a row whose gradient was not finite
         self._timed_from = (0.0, 0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -134,12 +136,13 @@ class BetweenSteps(Callback):
             return  # between the micro-batches of one step
         self._step = step
         ends = step == self.last_step
-        self._check_finite(pl_module, step)
-        row: dict[str, Any] = {}
-        if step % self.log_interval == 0 or ends:
-            row = self._training_row(pl_module, step)
-        stopping = self._stopping(trainer)
+        logs = step % self.log_interval == 0 or ends
         evaluates = ends or (self.evaluation_interval and step % self.evaluation_interval == 0)
+        stopping = self._stopping(trainer)
+        saves = ends or stopping or step % self.checkpoint_interval == 0
+        if logs or evaluates or saves or _reading_is_free(trainer):
+            self._check_finite(trainer, pl_module, step)
+        row: dict[str, Any] = self._training_row(pl_module, step) if logs else {}
         improved = False
         if evaluates:
             score = self.evaluate(pl_module)
@@ -152,11 +155,12 @@ class BetweenSteps(Callback):
         if row:
             for logger in trainer.loggers:
                 logger.log_metrics(row, step)
-        if ends or stopping or step % self.checkpoint_interval == 0 or improved:
+        if saves or improved:
+            self._check_weights(pl_module, step)
             # The best first: a kill in between leaves an older last.ckpt, from which the best comes again.
             trainer.save_checkpoint(self.folder.best if improved else self.folder.last)
             if improved and trainer.is_global_zero:
-                _copy(self.folder.best, self.folder.last)
+                copy_atomically(self.folder.best, self.folder.last)
         if evaluates:
             self._timed_from = (time.perf_counter(), step)
         if stopping:
@@ -180,14 +184,38 @@ class BetweenSteps(Callback):
         told = self.stop_signal is not None
         return bool(trainer.strategy.reduce_boolean_decision(told, all=False))
 
-    def _check_finite(self, task: LanguageTask, step: int) -> None:
-        loss = task.last["loss"]
-        if not torch.isfinite(torch.as_tensor(loss)):
-            raise InputError(
-                f"the loss is not finite at step {step} (learning rate {task.last['learning_rate']:.3g}); "
-                f"{self.folder.last_saved()}; lower optimizer.learning_rate or "
-                "optimizer.gradient_clip"
-            )
+    def _check_finite(self, trainer: L.Trainer, task: LanguageTask, step: int) -> None:
+        """Stop at a loss or a gradient that is not finite, before anything is saved of it.
+
+        Under fp16 a few such gradients are expected: their updates are skipped and the loss scale is halved.
+        """
+        finite = {name: _is_finite(task.last[name]) for name in ("loss", "gradient_norm")}
+        self._skipped = 0 if finite["gradient_norm"] else self._skipped + 1
+        skipped = trainer.precision == "16-mixed" and self._skipped <= MOST_SKIPPED
+        if not finite["loss"]:
+            self._stop("the loss", task, step)
+        if not finite["gradient_norm"] and not skipped:
+            self._stop("the gradient", task, step)
+
+    def _check_weights(self, task: LanguageTask, step: int) -> None:
+        for name, parameter in task.named_parameters():
+            if not _is_finite(parameter):
+                self._stop(f"the weight {name}", task, step)
+
+    def _stop(self, what: str, task: LanguageTask, step: int) -> NoReturn:
+        raise InputError(
+            f"{what} is not finite at step {step} (learning rate {task.last['learning_rate']:.3g}); "
+            f"{self.folder.last_saved()}; lower optimizer.learning_rate or optimizer.gradient_clip"
+        )
+
+
+def _reading_is_free(trainer: L.Trainer) -> bool:
+    """Whether a number of this step is at hand; on a GPU asking for it waits for the step's end."""
+    return trainer.strategy.root_device.type == "cpu" or trainer.precision == "16-mixed"
+
+
+def _is_finite(value: Any) -> bool:
+    return bool(torch.isfinite(torch.as_tensor(value)).all())
 
 
 def _heads_used(task: LanguageTask) -> str:
@@ -207,9 +235,3 @@ def _peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     kib_or_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kib_or_bytes * (1 if sys.platform == "darwin" else 1024)
-
-
-def _copy(source: Path, target: Path) -> None:
-    partial = target.with_name(target.name + ".partial")
-    shutil.copyfile(source, partial)
-    partial.replace(target)

@@ -3,14 +3,15 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 
-from allattn.errors import InputError
+from allattn.data.fingerprint import write_atomically
+from allattn.errors import InputError, Interrupted
 
 # Settings that change neither a number nor a file of the run; they may differ when it goes on.
 _FREE = ("resume", "logger", "trainer.progress", "data.cache_folder", "runs_folder")
@@ -26,6 +27,7 @@ class RunFolder:
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.csv"
         self.result = path / "result.json"
+        self.failure = path / "failure.txt"  # the error that ended the last start, if one did
         self.checkpoints = path / "checkpoints"
         self.last = self.checkpoints / "last.ckpt"
         self.best = self.checkpoints / "best.ckpt"
@@ -33,8 +35,23 @@ class RunFolder:
         self.tokenizer = self.checkpoints / "tokenizer.json"
 
     def finished(self) -> dict[str, Any] | None:
-        """The result of a run that is done."""
-        return json.loads(self.result.read_text()) if self.result.exists() else None
+        """The result of a run that is done.
+
+        Raises:
+            InputError: result.json is damaged.
+        """
+        if not self.result.exists():
+            return None
+        try:
+            result = json.loads(self.result.read_text())
+            perplexity = result.get("pruned", result["dense"])["test"]["perplexity"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            perplexity = None
+        if not isinstance(perplexity, float | int):
+            raise InputError(
+                f"{self.result}: is damaged; remove it, and the same command scores {self.last} again"
+            )
+        return result
 
     def last_saved(self) -> str:
         """Which checkpoint an error leaves behind."""
@@ -42,9 +59,7 @@ class RunFolder:
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write result.json; its presence says that the run is done."""
-        partial = self.result.with_name("result.json.partial")
-        partial.write_text(json.dumps(result, indent=2) + "\n")
-        partial.replace(self.result)
+        write_atomically(self.result, json.dumps(result, indent=2) + "\n")
 
 
 def is_first_process() -> bool:
@@ -98,13 +113,41 @@ def open_run_folder(path: Path, config: dict[str, Any], accept_changes: bool) ->
                 )
         elif folder.last.exists() or folder.result.exists():
             raise InputError(f"{path}: holds results but no config.yaml; give this run another name=")
-        partial = folder.config.with_name("config.yaml.partial")
-        partial.write_text(yaml.safe_dump(config, sort_keys=False))
-        partial.replace(folder.config)
-        folder.checkpoints.mkdir(exist_ok=True)
-        yield folder
+        elif foreign := [p.name for p in path.iterdir() if p.is_file() and not _is_a_runs(p)]:
+            raise InputError(
+                f"{path}: is no run's folder, it holds {foreign[0]}; give this run another name="
+            )
+        for leftover in [*path.glob("*.partial"), *folder.checkpoints.glob("*.partial")]:
+            leftover.unlink()  # of a process that was killed
+        try:
+            write_atomically(folder.config, yaml.safe_dump(config, sort_keys=False))
+            folder.checkpoints.mkdir(exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{path}: the run folder cannot be written ({error.strerror})") from None
+        with _noted_failure(folder):
+            yield folder
     finally:
         lock.release()
+
+
+@contextmanager
+def _noted_failure(folder: RunFolder) -> Iterator[None]:
+    """Keep the error that ends an unfinished run, so that a comparison can name it."""
+    folder.failure.unlink(missing_ok=True)
+    try:
+        yield
+    except Interrupted:
+        raise  # saved; it goes on
+    except Exception as error:
+        with suppress(OSError):  # the disk may be full: the error itself counts
+            if not folder.result.exists():
+                folder.failure.write_text(f"{error or type(error).__name__}\n")
+        raise
+
+
+def _is_a_runs(file: Path) -> bool:
+    """Whether a start that was killed before config.yaml was written leaves such a file."""
+    return file.name == ".lock" or file.suffix == ".partial"
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -48,6 +48,26 @@ def scoring_device(trainer_config: TrainerConfig) -> torch.device:
     return torch.device("cuda" if gpu else "cpu")
 
 
+def check_precision(trainer_config: TrainerConfig) -> None:
+    """Refuse a precision that the device lacks.
+
+    Raises:
+        InputError: names the precision and the accelerator.
+    """
+    precision, accelerator = trainer_config.precision, trainer_config.accelerator
+    gpu = scoring_device(trainer_config).type == "cuda"
+    if precision == "16-mixed" and not gpu:
+        raise InputError(
+            f"trainer.precision=16-mixed needs a GPU, but trainer.accelerator={accelerator} means the CPU "
+            "here: use bf16-mixed or 32-true"
+        )
+    if precision == "bf16-mixed" and gpu and not torch.cuda.is_bf16_supported():
+        raise InputError(
+            f"trainer.precision=bf16-mixed is not what the GPU of trainer.accelerator={accelerator} can do: "
+            "use 16-mixed or 32-true"
+        )
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device, or the CPU's allocator, had no memory left."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
@@ -87,8 +107,6 @@ def fit(
         schedule.batch_size * schedule.segment_length,
         best,
     )
-    if trainer_config.precision == "16-mixed" and not torch.cuda.is_available():
-        raise InputError("trainer.precision=16-mixed needs a GPU: use bf16-mixed or 32-true here")
     trainer = _trainer(
         accelerator=trainer_config.accelerator,
         devices=trainer_config.devices,

@@ -4,7 +4,7 @@ import math
 import os
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ _PI = re.compile(r"pi/layer_(\d+)/head_(\d+)")
 class WandbRun(Logger):
     """Sends each row of metrics to W&B under the names of metrics.csv, at the optimizer step.
 
-    A resumed job continues its run: rows that W&B has already are not sent twice.
+    A resumed job continues its run: rows that W&B has already are not sent twice, and those of earlier starts
+    that it lacks (it was off, or a kill cut its record off) are sent first.
 
     Args:
         config: the logger settings.
@@ -33,6 +34,7 @@ class WandbRun(Logger):
         tags: of the run.
         run_config: the resolved configuration and what else identifies the run.
         offline: keep everything on disk.
+        earlier: rows of metrics.csv that earlier starts wrote.
     """
 
     def __init__(
@@ -44,21 +46,34 @@ class WandbRun(Logger):
         tags: list[str],
         run_config: dict[str, Any],
         offline: bool,
+        earlier: Sequence[dict[str, Any]] = (),
     ) -> None:
         super().__init__()
-        self.folder = folder
         self.upload = config.upload and not offline
         self.offline = offline
         self._broken = False
+        self._next_step = 0  # W&B has the rows before it
         about = {"name": name, "job_type": job_type, "tags": tags, "config": run_config}
         place = {"project": config.project, "entity": config.entity, "group": config.group, "dir": folder}
         self.run: Any = self._start(about | place | {"id": _run_id(folder)})
+        if earlier:
+            self._safely(lambda: self._catch_up(earlier))
+
+    def _catch_up(self, earlier: Sequence[dict[str, Any]]) -> None:
+        self._next_step = self.run.step
+        for row in earlier:
+            self.log_metrics(row, row["step"])
 
     def _start(self, settings: dict[str, Any]) -> Any:
         """The run, online if it can be reached, else offline, else none."""
         import wandb
 
-        quiet = wandb.Settings(silent=True, init_timeout=INIT_SECONDS, finish_timeout=UPLOAD_SECONDS)
+        quiet = wandb.Settings(
+            silent=True,
+            init_timeout=INIT_SECONDS,
+            finish_timeout=UPLOAD_SECONDS,
+            reinit="finish_previous",  # never the run of the job before
+        )
         if not self.offline:
             try:
                 run = wandb.init(**settings, mode="online", resume="allow", settings=quiet)
@@ -92,6 +107,8 @@ class WandbRun(Logger):
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Log one row, and pi as a picture and a table where the row has it."""
         assert step is not None
+        if step < self._next_step:
+            return
         self._safely(lambda: self.run.log(self._row(metrics, step), step=step, commit=True))
 
     def _row(self, metrics: dict[str, Any], step: int) -> dict[str, Any]:
@@ -121,15 +138,26 @@ class WandbRun(Logger):
     def uses(self, checkpoint: str) -> None:
         """Record which artifact the run started from, if the checkpoint is one."""
         source = artifact_source(checkpoint)
-        if source is not None and not self.offline:
-            self._safely(lambda: self.run.use_artifact(source))
+        if source is None or self.offline or self._broken:
+            return
+        try:
+            self.run.use_artifact(source)
+        except Exception as error:  # deleted since, or another account's: no reason to record nothing
+            print(
+                f"W&B does not give {source} ({_first_line(error)}): the run is recorded without its origin"
+            )
 
     def finish(self, failed: bool) -> None:
         """End the run, so that the next job begins its own; one line says how to sync what stayed here."""
+        if self.run is None:
+            return
+        # Even where W&B has failed: a run that is not ended would take the next job's rows.
+        failed_before, self._broken = self._broken, False
         self._safely(lambda: self.run.finish(exit_code=int(failed)))
-        if self.run is not None and (self.offline or self._broken):
-            records = f"{self.folder}/wandb/*run-*"
-            print(f"W&B records are on disk; to sync them: wandb sync --include-online {records}")
+        if self.offline or self._broken or failed_before:
+            # This start's alone: it has all that W&B lacked, and a record that a kill cut off stops the sync.
+            record = Path(self.run.dir).parent
+            print(f"W&B records are on disk; to sync them: wandb sync --include-online {record}")
 
     def _safely(self, call: Callable[[], Any]) -> None:
         """Do it, unless W&B has failed before; its first failure, of whatever kind, is the last attempt."""

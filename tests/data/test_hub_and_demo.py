@@ -4,7 +4,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from allattn.data import corpus
+from allattn.data import corpus, hub
 from allattn.data.config import DataConfig, Source
 from allattn.data.demo import PydocSource, spaced, split_topics
 from allattn.data.hub import HubSource
@@ -15,7 +15,7 @@ ROWS = {"train": ["", " = T = \n", " a b \n"], "validation": [" a \n"], "test": 
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(repository: str, configuration: str) -> None:
+    def refuse(repository: str, configuration: str, revision: str) -> None:
         raise ConnectionError("Couldn't reach the Hub\nwith a second line")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
@@ -26,7 +26,8 @@ def stub_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """A hub that holds `ROWS`; returns the list of what was asked for."""
     asked: list[tuple[str, str]] = []
 
-    def load(repository: str, configuration: str) -> datasets.DatasetDict:
+    def load(repository: str, configuration: str, revision: str) -> datasets.DatasetDict:
+        assert revision == hub.REVISION
         asked.append((repository, configuration))
         splits = {split: datasets.Dataset.from_dict({"text": rows}) for split, rows in ROWS.items()}
         return datasets.DatasetDict(splits)
@@ -45,11 +46,11 @@ def stub_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     ],
 )
 def test_a_row_is_a_line(stub_hub: list[tuple[str, str]], source: Source, configuration: str) -> None:
-    hub = HubSource(source)
-    assert b"".join(hub.chunks("train")) == b"\n = T = \n a b \n"
-    assert b"".join(hub.chunks("valid")) == b" a \n"
-    assert b"".join(hub.chunks("test")) == b"\n b\n"
-    assert hub.size("train") > 0
+    text = HubSource(source)
+    assert b"".join(text.chunks("train")) == b"\n = T = \n a b \n"
+    assert b"".join(text.chunks("valid")) == b" a \n"
+    assert b"".join(text.chunks("test")) == b"\n b\n"
+    assert text.size("train") > 0
     assert stub_hub == [("Salesforce/wikitext", configuration)]
 
 
@@ -108,6 +109,22 @@ def test_second_start_needs_no_hub(
     fail: Callable[..., None] = lambda *arguments: pytest.fail("asked the hub again")  # noqa: E731
     monkeypatch.setattr(datasets, "load_dataset", fail)
     assert corpus.prepare(config, progress=False).fingerprint == first.fingerprint
+
+
+def test_another_revision_is_another_text(
+    stub_hub: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later version of the package that pins another revision does not open the earlier one's cache."""
+    config = DataConfig(
+        source=Source.wikitext2_raw, tokenizer="bpe", vocabulary_size=257, cache_folder=str(tmp_path)
+    )
+    first = corpus.prepare(config, progress=False)
+    monkeypatch.setattr(hub, "REVISION", "0" * 40)
+    monkeypatch.setitem(ROWS, "train", ["other text\n"])
+    second = corpus.prepare(config, progress=False)
+    assert len(stub_hub) == 2
+    assert second.fingerprint != first.fingerprint
+    assert second.splits["train"].words == 3
 
 
 def test_raw_text_is_refused_at_word_level(tmp_path: Path) -> None:

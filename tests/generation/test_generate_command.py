@@ -224,6 +224,11 @@ def test_a_memory_beyond_the_position_table_is_refused(checkpoint: Path) -> None
         generate(settings(checkpoint, memory_length=32))
 
 
+def test_an_artifact_is_accepted_in_the_place_of_a_path() -> None:
+    with pytest.raises(InputError, match="wandb:ENTITY/PROJECT/NAME:ALIAS"):
+        generate(GenerateSettings(checkpoint="wandb:lab/dense"))
+
+
 def test_another_vocabulary_is_refused(model: AllAttentionLM, tmp_path: Path) -> None:
     path = write_checkpoint(model, WORDS, tmp_path)
     other = word_tokenizer(Counter({f"v{i}".encode(): 100 - i for i in range(48)}))

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from allattn.model.core import attend, shift, visible
 
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))
+
 
 def random_operands(
     batch: int, queries: int, keys: int, heads: int, width: int, persistent: int
@@ -27,6 +29,7 @@ def random_operands(
     return {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @given(
     batch=st.integers(1, 3),
     queries=st.integers(1, 6),
@@ -39,7 +42,15 @@ def random_operands(
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_core_equals_loop(
-    batch: int, queries: int, memory: int, heads: int, width: int, persistent: int, window: int, seed: int
+    device: str,
+    batch: int,
+    queries: int,
+    memory: int,
+    heads: int,
+    width: int,
+    persistent: int,
+    window: int,
+    seed: int,
 ) -> None:
     """Any shape and window; a window that reaches the first key is the growing mask."""
     torch.manual_seed(seed)
@@ -47,7 +58,8 @@ def test_core_equals_loop(
     operands = random_operands(batch, queries, keys, heads, width, persistent)
     mask = None if window >= keys - 1 else window
     expected = reference_attend(**operands, window=mask)
-    assert_close(attend(**operands, window=window, dropout=0.0), expected, 1e-10)
+    there = {name: operand.to(device) for name, operand in operands.items()}
+    assert_close(attend(**there, window=window, dropout=0.0).cpu(), expected, 1e-10)
 
 
 def test_large_scores_stay_finite() -> None:

@@ -1,5 +1,6 @@
 """The whole model: masks at the memory's edge, causality, segments with memory, gates and dropout."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from reference import (
 from torch import Tensor, nn
 
 from allattn.errors import InputError
+from allattn.model.core import attend_plain
+from allattn.model.fused import attend_fused
 from allattn.model.language_model import AllAttentionLM
 from allattn.model.positions import RelativePositions
 
@@ -292,3 +295,31 @@ def test_bfloat16_autocast_keeps_losses_in_float32() -> None:
     assert nats.dtype == again.dtype == torch.float32
     assert_close(nats, exact, 0.1)
     assert_close(again, exact_again, 0.1)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")),
+    ],
+)
+def test_a_device_computes_what_the_other_core_does_on_a_cpu(
+    device: str,
+) -> None:
+    """Losses and gradients in float64: the CPU's own core against the plain one, which a GPU takes too."""
+    ids, random = random_ids(2, 12), random_model()
+    found: list[list[Tensor]] = []
+    for where in ("cpu", device):
+        model = copy.deepcopy(random).to(where)
+        for layer in model.layers:
+            layer.core = attend_plain if found else attend_fused
+        memory = model.empty_memory(2)
+        total = ids.new_zeros((), dtype=torch.float64).to(where)
+        for segment in ids.to(where).split(6, dim=1):
+            nats, memory = model(segment[:, :-1], segment[:, 1:], memory)
+            total = total + nats.sum()
+        total.backward()
+        found.append([total, *(p.grad for p in model.parameters() if p.grad is not None)])
+    for one, other in zip(*found, strict=True):
+        assert_close(other.detach().cpu(), one.detach(), 1e-10)

@@ -47,6 +47,21 @@ def test_open_probability(pi: float, probability: float) -> None:
     assert within(float((gates > 0.5).double().mean()), probability)
 
 
+@pytest.mark.parametrize(
+    ("threshold", "beta", "gamma", "zeta"), [(0.2, 1 / 3, -0.1, 1.1), (0.8, 2 / 3, -0.3, 1.2)]
+)
+def test_open_probability_follows_the_settings(
+    threshold: float, beta: float, gamma: float, zeta: float
+) -> None:
+    """s >= threshold where the concrete sample reaches q: P = sigmoid(pi - beta logit(q))."""
+    config = GatesConfig(threshold=threshold, beta=beta, gamma=gamma, zeta=zeta)
+    gates = sample_gates(torch.full((SAMPLES,), 0.4, dtype=torch.float64), uniform(SAMPLES), config)
+    q = (threshold - gamma) / (zeta - gamma)
+    probability = sigmoid(0.4 - beta * math.log(q / (1 - q)))
+    assert abs(probability - sigmoid(0.4)) > 0.03
+    assert within(float((gates > 0.5).double().mean()), probability)
+
+
 def test_open_probability_of_the_module_draws() -> None:
     gates = HeadGates(CONFIG, [SAMPLES], 8, [1.0])
     (drawn,) = gates.sample(torch.Generator().manual_seed(0))
@@ -172,8 +187,8 @@ def test_open_gates_leave_a_dense_model_as_it_is(random_model: Models) -> None:
     dense, _ = model(ids, ids + 1, model.empty_memory(2))
     gated, _ = model(ids, ids + 1, model.empty_memory(2), sampled)
     decided, _ = model(ids, ids + 1, model.empty_memory(2), gates.multipliers(gates.decide()))
-    torch.testing.assert_close(gated, dense, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(decided, dense, rtol=1e-6, atol=1e-6)
+    assert torch.equal(gated, dense)
+    assert torch.equal(decided, dense)
 
 
 def test_noise_is_drawn_for_each_head_layer_and_step() -> None:

@@ -13,6 +13,7 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 
 import prune
 from allattn.command import run_command, swept_settings
+from allattn.errors import InputError
 from allattn.settings import PruneSettings, prune_settings, register
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -67,6 +68,52 @@ def test_a_study_keeps_a_group_and_a_name_that_were_given(jobs: Any) -> None:
 @pytest.mark.parametrize("swept", ["data.minimum_count=1,2", "trainer.precision=32-true,bf16-mixed"])
 def test_jobs_of_any_sweep_have_folders_of_their_own(jobs: Any, swept: str) -> None:
     assert len({job.name for job in jobs("-m", swept)}) == 2
+
+
+@pytest.mark.parametrize("arguments", [("study=ablation",), ("-m", "study=ablation,lambda")])
+def test_a_study_that_would_not_be_swept_is_refused(
+    jobs: Any, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One job of the full method would run under the study's name."""
+    with pytest.raises(SystemExit) as ended:
+        jobs(*arguments)
+    assert ended.value.code == 2
+    assert "study=ablation" in capsys.readouterr().err
+
+
+def test_every_failed_job_is_reported_and_the_others_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra itself raises the first job's error alone, after the last job."""
+    errors = {2: InputError("two"), 3: OSError("three"), 4: RuntimeError("four"), 5: InputError("five")}
+    done = []
+
+    def job(config: Any) -> None:
+        if config.seed in errors:
+            raise errors[config.seed]
+        done.append(config.seed)
+
+    register()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(Path(prune.__file__)), "-m", "seed=1,2,3,4,5,6", "checkpoint=a"])
+    with pytest.raises(SystemExit) as ended:
+        run_command(job, "prune", CONF, PruneSettings)
+    GlobalHydra.instance().clear()
+    assert ended.value.code == 2
+    assert done == [1, 6]
+    printed = capsys.readouterr().err
+    for words in ("error: two\n", "error: three\n", "RuntimeError: four\n", "error: five\n"):
+        assert words in printed
+
+
+def test_a_multirun_leaves_nothing_where_it_is_started(jobs: Any, tmp_path: Path) -> None:
+    jobs("-m", "study=lambda", "runs_folder=elsewhere")
+    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere"}
+
+
+def test_the_order_of_the_command_line_does_not_name_a_job(jobs: Any) -> None:
+    one, other = ("seed=1,2", "gates.lambda_max=0.01,0.02"), ("gates.lambda_max=0.01,0.02", "seed=1,2")
+    assert {job.name for job in jobs("-m", *one)} == {job.name for job in jobs("-m", *other)}
 
 
 def test_what_is_given_once_does_not_name_a_job() -> None:

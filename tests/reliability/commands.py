@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -165,10 +166,16 @@ def _run(
     sys.argv = [script, *arguments]
     if kill_in is not None:
         _prepare_kill(kill_in)
-    if script.endswith(".py"):
-        runpy.run_path(str(ROOT / script), run_name="__main__")
-    else:
-        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    try:
+        if script.endswith(".py"):
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+        else:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:  # as python ends, not as multiprocessing does
+        traceback.print_exc()
+        sys.stderr.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def _prepare_kill(kill_in: KillIn) -> None:
@@ -215,17 +222,6 @@ def rows(folder: RunFolder) -> list[dict[str, str]]:
 def numbers(folder: RunFolder, name: str) -> list[float]:
     """One column of metrics.csv, in order of steps."""
     return [float(row[name]) for row in read_metrics(folder.metrics) if name in row]
-
-
-def equal(one: Any, other: Any) -> bool:
-    """Bit-identical, however deep the tensors are."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return bool(one == other)
 
 
 def last_step(folder: RunFolder) -> int:

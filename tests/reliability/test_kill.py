@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import KILLED, PATIENCE, ROOT, KillIn, equal, last_step, rows, run, start
+from commands import KILLED, PATIENCE, ROOT, KillIn, last_step, rows, run, start
+from sameness import assert_same, equal
 
 from allattn.training.checkpoints import read_checkpoint, write_atomically
 from allattn.training.run_folder import RunFolder
@@ -41,25 +42,6 @@ def whole_pruning(
     folder = RunFolder(base / "run")
     run(base / "output", "prune.py", *pruning(folder, dense.last, ACCUMULATED))
     return folder
-
-
-def assert_same(folder: RunFolder, expected: RunFolder) -> None:
-    """Every logged number, the weights, the optimizer, the memory and the scores are bit-identical."""
-    assert rows(folder) == rows(expected)
-    for name in ("last", "best", "gates"):
-        path, wanted = getattr(folder, name), getattr(expected, name)
-        assert path.exists() == wanted.exists()
-        if wanted.exists():
-            ours, theirs = read_checkpoint(path), read_checkpoint(wanted)
-            for part in ("state_dict", "optimizer_states", "allattn"):
-                assert equal(ours[part], theirs[part]), f"{name}: {part}"
-    results = [json.loads(f.result.read_text()) for f in (folder, expected)]
-    for stage in ("dense", "pruned"):
-        both = [result.get(stage) for result in results]
-        for split in ("valid", "test"):
-            first, second = (record and record[split] for record in both)
-            assert first == second
-    assert not list(folder.path.rglob("*.partial")), "nothing half-written is left"
 
 
 def test_the_runs_exercise_what_they_should(whole: RunFolder, whole_pruning: RunFolder) -> None:
@@ -132,7 +114,9 @@ IN_PRETRAINING = [  # each start goes on from where the one before was killed; c
     KillIn("allattn.training.scoring:score", 1),  # in the validation at step 20
     KillIn("allattn.training.metrics:CsvMetrics.log_metrics", 5, "after"),  # at step 20: logged, not saved
     KillIn("allattn.training.checkpoints:torch.save", 2, "middle"),  # at step 25
-    KillIn("allattn.training.progress:shutil.copyfile", 1, "after"),  # at an improvement, best.ckpt.partial
+    KillIn(
+        "allattn.training.checkpoints:shutil.copyfile", 1, "after"
+    ),  # at an improvement, best.ckpt.partial
     KillIn("allattn.stages:_conclude_pretrain", 1),  # trained, not scored
     KillIn("allattn.training.run_folder:RunFolder.write_result", 1),
 ]
@@ -154,7 +138,7 @@ def test_killed_between_the_last_and_the_best_checkpoint(
     """The last improvement of the run is saved in last.ckpt but not yet in best.ckpt."""
     folder = RunFolder(tmp_path / "run")
     saves = read_checkpoint(whole.best)["allattn"]["step"] // 5  # up to that improvement
-    moment = KillIn("allattn.training.checkpoints:write_atomically", saves, "after")
+    moment = KillIn("allattn.training.checkpoint_io:write_atomically", saves, "after")
     run(tmp_path / "output", "train.py", *pretraining(folder, PRETRAIN), kill_in=moment)
     run(tmp_path / "output", "train.py", *pretraining(folder, PRETRAIN))
     assert_same(folder, whole)

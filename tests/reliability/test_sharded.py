@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from commands import KILLED, KillIn, equal, numbers, rows, run, start_two, wait_for_both
+from commands import KILLED, KillIn, numbers, rows, run, start_two, wait_for_both
+from sameness import equal
 
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.run_folder import RunFolder

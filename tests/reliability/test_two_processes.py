@@ -218,6 +218,10 @@ def test_signal_to_one_process_stops_both(
     assert read_checkpoint(folder.last)["allattn"]["step"] == last_step(folder) < 12
 
 
+def saved_step(checkpoint: Path) -> int:
+    return read_checkpoint(checkpoint)["allattn"]["step"]
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_second_process_waits_for_the_last_checkpoint_at_the_freeze(
     tmp_path: Path, pruning: Arguments, dense_without_dropout: RunFolder, strategy: str
@@ -225,11 +229,12 @@ def test_second_process_waits_for_the_last_checkpoint_at_the_freeze(
     """The best checkpoint, which becomes the last one, is that of the freeze; the first process is slow."""
     folder = RunFolder(tmp_path / "run")
     arguments = pruning(folder, dense_without_dropout.last, *TWO, f"trainer.strategy={strategy}")
-    slow = KillIn("allattn.training.progress:_copy", 2, number=signal.SIGSTOP)
+    slow = KillIn("allattn.training.progress:copy_atomically", 2, number=signal.SIGSTOP)
     first, second = started = start_two(tmp_path, "prune.py", *arguments, kill_in=(slow, None))
-    second.wait_for(4)
-    assert read_checkpoint(folder.best)["allattn"]["step"] == 12
-    assert read_checkpoint(folder.last)["allattn"]["step"] == 10
+    while second.running and not (folder.best.exists() and saved_step(folder.best) == 12):
+        second.wait_for(0.1)
+    assert saved_step(folder.last) == 10
+    second.wait_for(2)
     first.send(signal.SIGCONT)
     statuses = wait_for_both(started)
     assert statuses == [0, 0], started[0].output + started[1].output

@@ -5,6 +5,7 @@ Offline files are read by the client's own reader, `wandb sync`, which sends the
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,10 +48,14 @@ def offline(tmp_path_factory: pytest.TempPathFactory, tiny: Arguments) -> tuple[
 def _sync(server: StandIn, *folders: Path) -> None:
     """Read offline records with the client's own reader, which sends them to `server`."""
     records = [str(record) for folder in folders for record in sorted(folder.glob("wandb/*run-*"))]
+    _sync_records(server, folders[0], *records)
+
+
+def _sync_records(server: StandIn, at: Path, *records: str) -> None:
     command = ["wandb", "sync", "--yes", "--include-online", "--include-synced", *records]
     done = subprocess.run(
         command,
-        cwd=folders[0],
+        cwd=at,
         env={**os.environ, **server.environment()},
         capture_output=True,
         text=True,
@@ -163,6 +168,19 @@ def test_a_local_path_is_traced_to_the_artifact_it_was_put_up_as(
     assert _models(server) == {"dense:v0"}  # uploads are off
 
 
+def test_an_origin_that_w_and_b_does_not_know_costs_nothing_else(
+    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    recorded = WandbRun(LoggerConfig(), tmp_path, "run", "prune", [], {"a": 1}, offline=False)
+    recorded.uses("wandb:lab/allattn/none:v0")
+    recorded.log_metrics({"loss": 2.0}, 1)
+    recorded.finish(failed=False)
+    assert [row["loss"] for row in server.history((tmp_path / "wandb_run_id").read_text())] == [2.0]
+    assert "W&B does not give lab/allattn/none:v0" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("reference", ["wandb:lab/allattn", "wandb:lab/allattn/name", "wandb:a/b/c/d:v0"])
 def test_a_malformed_reference_is_refused(tmp_path: Path, tiny: Arguments, reference: str) -> None:
     folder = RunFolder(tmp_path / "pruned")
@@ -197,6 +215,43 @@ def test_a_resumed_job_continues_its_run(server: StandIn, tmp_path: Path, tiny: 
     assert steps == sorted(set(steps))
     assert steps[-1] == 12
     assert set(range(9, 13)) <= set(steps)
+
+
+@pytest.mark.parametrize("first", ["none", "offline"])
+def test_what_an_earlier_start_did_not_record_is_recorded_by_the_next(
+    server: StandIn, tmp_path: Path, tiny: Arguments, offline: tuple[RunFolder, RunFolder], first: str
+) -> None:
+    """W&B was off, or a kill cut its record off before its first block was on disk."""
+    folder = RunFolder(tmp_path / "pruned")
+    arguments = tiny(folder, *GATES, f"checkpoint={offline[0].last}")
+    kill = KillIn("allattn.training.language_task:LanguageTask.step_metrics", nth=11)
+    started = start(tmp_path / "1.txt", "prune.py", *arguments, f"logger={first}", kill_in=kill)
+    assert started.wait() == KILLED
+    output = run(tmp_path / "2.txt", "prune.py", *arguments, "logger=offline").output
+    (record,) = re.findall(r"wandb sync --include-online (\S+)", output)
+    _sync_records(server, tmp_path, record)
+    _compare_rows(server, folder)
+    assert len(server.history(_id(folder))) == 12
+    assert "pi_picture" in server.history(_id(folder))[7]
+
+
+def test_a_run_that_fails_in_w_and_b_does_not_take_the_next_jobs_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def recorded(name: str) -> WandbRun:
+        (tmp_path / name).mkdir()
+        return WandbRun(LoggerConfig(), tmp_path / name, name, "prune", [], {"a": name}, offline=True)
+
+    first = recorded("first")
+    first._safely(lambda: (tmp_path / "nowhere" / "picture").write_text(""))
+    first.finish(failed=False)
+    second = recorded("second")
+    assert second.run.id == (tmp_path / "second" / "wandb_run_id").read_text()
+    assert second.run.name == "second"
+    third = recorded("third")  # nor where the one before was never ended
+    assert third.run.id == (tmp_path / "third" / "wandb_run_id").read_text()
+    third.finish(failed=False)
+    assert capsys.readouterr().out.count("W&B records are on disk") == 2
 
 
 def test_no_server_means_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

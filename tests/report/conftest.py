@@ -1,11 +1,14 @@
-"""Fixtures of the comparison's tests."""
+"""Fixtures of the comparison's tests; the loop references of the model's tests are shared."""
 
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from report.made_up import write_study
+
+sys.path.append(str(Path(__file__).parents[1] / "model"))
 
 PERPLEXITIES = {
     "full": {1: 124.85, 2: 125.10, 3: 124.20},

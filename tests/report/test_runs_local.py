@@ -116,6 +116,12 @@ def test_dense_runs_and_files_of_tools_are_no_pruning_runs(good: Path) -> None:
     assert ([run.name for run in runs], left_out) == (["good"], [])
 
 
+def test_a_folder_may_be_called_wandb(tmp_path: Path) -> None:
+    write_run(tmp_path / "wandb" / "one", config("one"), result(120.0), history())
+    runs, left_out = read_local_runs([tmp_path])
+    assert ([run.name for run in runs], left_out) == (["one"], [])
+
+
 def test_a_folder_given_twice_counts_once(good: Path) -> None:
     runs, _ = read_local_runs([good, good / "good"])
     assert len(runs) == 1

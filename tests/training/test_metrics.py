@@ -40,6 +40,16 @@ def test_resume_drops_the_rows_after_the_checkpoint(path: Path) -> None:
     assert read_metrics(path)[-1]["sparsity"] == "0.5"
 
 
+def test_typed_rows_are_those_that_were_logged_up_to_the_checkpoint(path: Path) -> None:
+    metrics = CsvMetrics(path, keep_until=20)
+    metrics.log_metrics({"open_heads": 3, "loss": 1e-7, "valid_heads": "1", "rate": float("inf")}, 25)
+    assert metrics.typed_rows() == [
+        {"step": 10, "loss": 3.5, "phase": "gates"},
+        {"step": 20, "loss": 3.25, "valid_loss": 4.0, "phase": "gates"},
+        {"step": 25, "open_heads": 3, "loss": 1e-7, "valid_heads": "1", "rate": float("inf")},
+    ]
+
+
 def test_a_first_start_empties_the_file(path: Path) -> None:
     CsvMetrics(path)
     assert read_metrics(path) == []

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from allattn.errors import InputError
+from allattn.errors import InputError, Interrupted
 from allattn.training.metrics import read_metrics
 from allattn.training.run_folder import open_run_folder
 
@@ -128,6 +128,26 @@ def test_folder_is_free_again_after_an_error(path: Path) -> None:
         raise RuntimeError
     with open_run_folder(path, CONFIG, False):
         pass
+
+
+def test_a_failure_is_noted_until_the_next_start(path: Path) -> None:
+    """Where `python -m allattn.compare` looks for it; a stop by a signal is no failure."""
+    failure = path / "failure.txt"
+    with pytest.raises(InputError), open_run_folder(path, CONFIG, False):
+        raise InputError("the loss is not finite at step 4")
+    assert failure.read_text() == "the loss is not finite at step 4\n"
+    with open_run_folder(path, CONFIG, False):
+        assert not failure.exists()
+    with pytest.raises(Interrupted), open_run_folder(path, CONFIG, False):
+        raise Interrupted(15, "stopped")
+    assert not failure.exists()
+
+
+def test_a_refused_start_of_a_finished_run_is_no_failure_of_it(path: Path) -> None:
+    (path / "result.json").write_text("{}")
+    with pytest.raises(InputError), open_run_folder(path, CONFIG, False):
+        raise InputError("belongs to another dense checkpoint")
+    assert not (path / "failure.txt").exists()
 
 
 def test_results_without_settings_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,125 @@
+"""All measurements, as one plain record of raw repetitions. Seconds are [measure][precision][name]."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from allattn.model.config import ModelConfig
+from allattn.model.language_model import AllAttentionLM
+from allattn.report.benchmark.arithmetic import forward_products
+from allattn.report.benchmark.config import BenchmarkConfig
+from allattn.report.benchmark.memory import peak_bytes
+from allattn.report.benchmark.product_rate import measure_products
+from allattn.report.benchmark.subject import (
+    PRECISIONS,
+    Subject,
+    Variant,
+    layers_only,
+    new_model,
+    text,
+    variants,
+    with_heads,
+)
+from allattn.report.timing import in_turn
+
+Subjects = dict[tuple[str, str], Subject]  # by precision and name
+WHOLE = ["training_step", "evaluation", "layers_training", "layers_inference"]
+PARTS = ["core_training", "softmax_training", "embedding_training", "update", "data"]
+
+
+def measure(config: BenchmarkConfig, pruned: AllAttentionLM | None, device: torch.device) -> dict[str, Any]:
+    """Measure everything on this machine.
+
+    Args:
+        config: what to measure.
+        pruned: a model to compare with the dense one of its sizes; None = one with `config.heads`.
+        device: where.
+    """
+    parts: dict[str, Callable[[], Any]] = {
+        "machine": lambda: _machine(device),
+        "tokens_per_step": lambda: config.batch_size * config.segment_length,
+        "products": lambda: measure_products(config, device),
+        "multiply_adds": lambda: _multiply_adds(config),
+        "steps": lambda: _steps(config, device),
+        "peak_bytes": lambda: _peaks(config, device) if config.peak_memory else {},
+        "one_layer": lambda: {"heads": config.model.heads, "seconds": _one_layer(config, device)},
+        "pruned": lambda: _pruned(config, pruned, device),
+    }
+    return {name: part() for name, part in track(parts.items(), "measuring", console=Console(stderr=True))}
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else torch.backends.cpu.get_cpu_capability()
+    return {
+        "torch": torch.__version__,
+        "device": f"{device.type} {name}",
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "load_average_before": os.getloadavg()[0],
+    }
+
+
+def _multiply_adds(config: BenchmarkConfig) -> dict[str, int]:
+    segment = text(config, config.model).micro_batch(0)
+    forward = forward_products(config.model, segment.inputs, segment.targets)
+    parts = {name: getattr(forward, name) for name in ("core", "projections", "softmax", "embedding")}
+    return {**parts, "layers": forward.layers, "total": forward.total}
+
+
+def _steps(config: BenchmarkConfig, device: torch.device) -> dict[str, Any]:
+    model = new_model(config.model, config.seed)
+    subjects = {(v.precision, v.name): Subject(model, config, v, device) for v in variants(config.compile)}
+    return _seconds(subjects, WHOLE + PARTS, config, device)
+
+
+def _peaks(config: BenchmarkConfig, device: torch.device) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for action in ("training_step", "evaluation"):
+        by_precision = found.setdefault(action, {precision: {} for precision in PRECISIONS})
+        for v in variants(config.compile):
+            by_precision[v.precision][v.name] = peak_bytes(config, v, action, device)
+    return found
+
+
+def _one_layer(config: BenchmarkConfig, device: torch.device) -> dict[str, Any]:
+    """A layer with all, three quarters, half and a quarter of its heads."""
+    heads = config.model.heads
+    subjects = {}
+    for kept in sorted({heads, heads * 3 // 4, heads // 2, heads // 4} - {0}, reverse=True):
+        model = new_model(with_heads(layers_only(config.model), [kept]), config.seed)
+        for precision in PRECISIONS:
+            subjects[precision, str(kept)] = Subject(model, config, Variant("ours", precision), device)
+    return _seconds(subjects, ["layers_training", "layers_inference"], config, device)
+
+
+def _pruned(config: BenchmarkConfig, pruned: AllAttentionLM | None, device: torch.device) -> dict[str, Any]:
+    if pruned is None:
+        pruned = new_model(with_heads(config.model, config.heads), config.seed)
+    sizes: ModelConfig = pruned.config
+    dense = new_model(replace(sizes, heads_kept=None, output_scale=None, scale_absorbed=False), config.seed)
+    subjects = {
+        (precision, name): Subject(model, config, Variant("ours", precision), device)
+        for precision in PRECISIONS
+        for name, model in (("dense", dense), ("pruned", pruned))
+    }
+    return {
+        "heads": sizes.heads,
+        "heads_kept": [len(sizes.kept(layer)) for layer in range(sizes.layers)],
+        "seconds": _seconds(subjects, [*WHOLE, "generated_token"], config, device),
+    }
+
+
+def _seconds(
+    subjects: Subjects, measures: list[str], config: BenchmarkConfig, device: torch.device
+) -> dict[str, Any]:
+    actions = {(what, *key): getattr(subject, what) for what in measures for key, subject in subjects.items()}
+    found: dict[str, Any] = {}
+    for (what, precision, name), seconds in in_turn(actions, config.repeats, device).items():
+        found.setdefault(what, {}).setdefault(precision, {})[name] = seconds
+    return found

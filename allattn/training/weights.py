@@ -1,0 +1,64 @@
+"""From named tensors that one does not trust to a model: sizes, types and numbers are checked first."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allattn.errors import InputError
+from allattn.model.config import ModelConfig
+from allattn.model.language_model import AllAttentionLM
+
+
+def model_from_weights(
+    config: ModelConfig, weights: dict[str, Any], path: Path, recorded: str = "the recorded sizes"
+) -> AllAttentionLM:
+    """A model of these sizes with these weights, all of them, in float64 if one of them is, else in float32.
+
+    Arguments and errors are those of `check_weights`.
+    """
+    model = check_weights(config, weights, path, recorded)
+    double = any(tensor.dtype == torch.float64 for tensor in weights.values())
+    model = model.to_empty(device="cpu").to(torch.float64 if double else torch.float32)
+    model.load_state_dict(weights)
+    return model
+
+
+def check_weights(
+    config: ModelConfig, weights: dict[str, Any], path: Path, recorded: str = "the recorded sizes"
+) -> AllAttentionLM:
+    """Refuse weights that are not those of a model of these sizes; that model, on the device meta.
+
+    Args:
+        config: sizes, checked.
+        weights: by parameter name.
+        path: where they come from, for messages.
+        recorded: what the message calls the sizes.
+
+    Raises:
+        InputError: a tensor is missing, superfluous, of another shape or type, or holds NaN or infinity.
+    """
+    wrong = f"{path}: the weights do not fit {recorded}: "
+    if (
+        f"layers.{config.layers - 1}.bias" not in weights
+    ):  # before as many layers are built as the file claims
+        raise InputError(f"{wrong}layers.{config.layers - 1}.bias is absent")
+    with torch.device("meta"):
+        model = AllAttentionLM(config)
+    wanted = model.state_dict()
+    for name in sorted(wanted.keys() | weights.keys()):
+        found, should = _described(weights.get(name)), _described(wanted.get(name))
+        if found != should:
+            raise InputError(f"{wrong}{name} is {found}, but should be {should}")
+    for name, tensor in weights.items():
+        if not torch.isfinite(tensor).all():
+            raise InputError(f"{path}: {name} holds NaN or infinity: use an earlier checkpoint")
+    return model
+
+
+def _described(tensor: Any) -> str:
+    if tensor is None:
+        return "absent"
+    plain = isinstance(tensor, Tensor) and tensor.layout is torch.strided and tensor.is_floating_point()
+    return str(list(tensor.shape)) if plain else "no plain tensor of floating-point numbers"

@@ -1,0 +1,252 @@
+"""Both attention cores, and whole models, over shapes, heads, memories, dtypes and extreme numbers."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import random_ids, random_memory, random_model, reference_attend, small_config
+from torch import Tensor
+
+from allattn.model.core import attend_plain
+from allattn.model.fused import attend_fused
+from allattn.model.language_model import AllAttentionLM
+from allattn.pruning.config import GatesConfig, Penalty
+from allattn.pruning.gates import HeadGates, decide_gates, penalty, sample_gates
+from allattn.pruning.surgery import absorb_scale, cut_model, plan_removal
+from allattn.training.checkpoints import load_model, write_atomically
+
+Attend = Callable[..., Tensor]
+CORES = {"fused": attend_fused, "plain": attend_plain}
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.03}
+
+
+@st.composite
+def operands(draw: st.DrawFn) -> tuple[list[Tensor], int]:
+    """Arguments of a core in a drawn dtype, their sizes drawn too; the window."""
+    batch, queries, memory = draw(st.integers(1, 3)), draw(st.integers(1, 6)), draw(st.integers(0, 7))
+    heads, width, persistent = draw(st.integers(0, 4)), draw(st.integers(1, 5)), draw(st.integers(0, 6))
+    dtype = draw(st.sampled_from(list(TOLERANCE)))
+    noise = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
+    keys = memory + queries
+    shapes = [(batch, queries), (batch, keys), (batch, keys), (keys,), (), (), (persistent,), (persistent,)]
+    values = [
+        torch.randn(*shape, heads, width, generator=noise, dtype=torch.float64).to(dtype) for shape in shapes
+    ]
+    return values, draw(st.integers(0, keys + 2))
+
+
+def expected(values: list[Tensor], window: int) -> Tensor:
+    exact = [value.double() for value in values]
+    if not exact[0].numel():
+        return torch.zeros(exact[0].shape, dtype=torch.float64)
+    return reference_attend(*exact, window)
+
+
+@given(drawn=operands(), core=st.sampled_from(sorted(CORES)))
+@settings(max_examples=120, deadline=None, derandomize=True)
+def test_core_equals_the_loop(drawn: tuple[list[Tensor], int], core: str) -> None:
+    values, window = drawn
+    wanted = expected(values, window)
+    found = CORES[core](*values, window, 0.0)
+    assert found.dtype == values[0].dtype
+    assert found.shape == wanted.shape
+    scale = max(wanted.abs().max().item(), 1e-3) if wanted.numel() else 1.0
+    assert ((found.double() - wanted).abs() <= TOLERANCE[found.dtype] * scale).all()  # false for NaN
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_logits_of_ten_thousand(core: str, dtype: torch.dtype, sign: int) -> None:
+    """The softmax becomes a choice of one key: its value, and no NaN in value or gradient."""
+    noise = torch.Generator().manual_seed(0)
+    q = torch.ones(1, 2, 1, 4, dtype=dtype)
+    k = torch.zeros(1, 3, 1, 4, dtype=dtype)
+    k[0, 1] = sign * 1e4  # a score of 2e4 for key 1, 0 for the others
+    v = torch.randn(1, 3, 1, 4, generator=noise, dtype=torch.float64).to(dtype)
+    r, u = torch.zeros(3, 1, 4, dtype=dtype), torch.zeros(1, 4, dtype=dtype)
+    pk, pv = torch.zeros(1, 1, 4, dtype=dtype), torch.zeros(1, 1, 4, dtype=dtype)
+    inputs = [x.requires_grad_() for x in (q, k, v, r, u, u.clone(), pk, pv)]
+    z = CORES[core](*inputs, 3, 0.0)
+    seen = [[1], [1]] if sign > 0 else [[0], [0, 2]]  # with the persistent one where key 1 is out
+    for query, keys in enumerate(seen):
+        mean = v[0, keys, 0].double().sum(0) / (len(keys) + (sign < 0))
+        torch.testing.assert_close(z[0, query, 0].double(), mean, rtol=0, atol=2 * TOLERANCE[dtype])
+    for gradient in torch.autograd.grad(z.sum(), inputs, allow_unused=True, materialize_grads=True):
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [1e4, -1e4])
+@pytest.mark.parametrize("cutoffs", [[], [8, 18]], ids=["plain", "adaptive"])
+def test_softmax_with_logits_of_ten_thousand(dtype: torch.dtype, size: float, cutoffs: list[int]) -> None:
+    """One word takes all the probability: 0 nats for it, 1e4 for the others, and finite gradients."""
+    model = AllAttentionLM(small_config(cutoffs=cutoffs)).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.softmax.biases[0][3] = size
+    hidden = torch.ones(1, 2, 12, dtype=dtype)
+    words = torch.tensor([[3, 4]])
+    with torch.no_grad():
+        log_probs = model.softmax.log_probs(hidden, model.embedding)
+    others = 7 + 2 if cutoffs else 29  # in the head: the first band's other words and two clusters
+    nats = [0.0, 1e4] if size > 0 else [1e4 + math.log(others), math.log(others)]
+    assert log_probs.exp().sum(-1)[0].tolist() == pytest.approx([1, 1])
+    losses = model.softmax(hidden, words, model.embedding)
+    assert losses[0].tolist() == pytest.approx(nats, rel=1e-6, abs=1e-6)
+    losses.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("pi", [50.0, -50.0])
+@pytest.mark.parametrize("kind", Penalty, ids=str)
+def test_pi_of_fifty(pi: float, kind: Penalty) -> None:
+    """Surely open or closed: samples, penalty and their gradients by the formulas, and finite."""
+    config = GatesConfig(penalty=kind)
+    parameter = torch.full((4,), pi, dtype=torch.float32, requires_grad=True)
+    noise = torch.tensor([1e-12, 0.25, 0.75, 1 - torch.finfo(torch.float32).eps])
+    gates = sample_gates(parameter, noise, config)
+    assert gates.tolist() == [1.0 if pi > 0 else 0.0] * 4
+    assert decide_gates(parameter.detach()).tolist() == gates.tolist()
+    term = penalty(parameter, config)
+    shift = 0 if kind is Penalty.hard else config.beta * math.log(-config.gamma / config.zeta)
+    assert float(term.detach()) == pytest.approx(4 / (1 + math.exp(-(pi - shift))), rel=1e-6, abs=1e-20)
+    gradient = torch.autograd.grad((gates.sum() + term), parameter)[0]
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("pi", [50.0, -50.0])
+def test_model_with_gates_of_fifty(pi: float) -> None:
+    """Every layer keeps all of its heads, or its bias alone; a step's gradients are finite."""
+    model = random_model(torch.float32)
+    gates = HeadGates(GatesConfig(initial_pi=pi), [4, 4], 4, [1.0, 1.0])
+    sampled = gates.sample(torch.Generator().manual_seed(0))
+    ids = random_ids(2, 6)
+    nats, _ = model(ids[:, :-1], ids[:, 1:], model.empty_memory(2), gates.multipliers(sampled))
+    wanted = cut_model(model, plan_removal(model.config, gates.decide(), True))
+    with torch.no_grad():
+        cut, _ = wanted(ids[:, :-1], ids[:, 1:], wanted.empty_memory(2))
+    torch.testing.assert_close(nats.detach(), cut, rtol=1e-5, atol=1e-5)
+    (nats.mean() + gates.penalty()).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in [*model.parameters(), *gates.parameters()])
+
+
+heads_of_a_layer = st.sets(st.integers(0, 3)).map(sorted)
+
+
+@given(
+    kept=st.lists(heads_of_a_layer, min_size=2, max_size=2),
+    again=st.lists(st.integers(0, 15), min_size=2, max_size=2),
+    tokens=st.integers(1, 6),
+    memory=st.integers(0, 6),
+    scaling=st.booleans(),
+    cutoffs=st.sampled_from([[], [8, 18]]),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_removal_equals_masking(
+    kept: list[list[int]],
+    again: list[int],
+    tokens: int,
+    memory: int,
+    scaling: bool,
+    cutoffs: list[int],
+    seed: int,
+) -> None:
+    """Any heads, any memory, segments of one token too; then some of the rest, and s_g absorbed."""
+    torch.manual_seed(seed)
+    model = random_model(torch.float64, cutoffs=cutoffs)
+    ids, before = random_ids(2, tokens), random_memory(model, 2, memory)
+
+    def log_probs(some: AllAttentionLM, multipliers: list[Tensor] | None = None) -> Tensor:
+        hidden, _ = some.hidden(ids, before, multipliers)
+        return some.softmax.log_probs(hidden, some.embedding)
+
+    def masks(heads: list[list[int]]) -> list[Tensor]:
+        """s_g * g_i of a layer that keeps these heads, by hand."""
+        return [
+            torch.tensor([float(head in layer) for head in range(4)], dtype=torch.float64)
+            * (4 / max(len(layer), 1) if scaling else 1.0)
+            for layer in heads
+        ]
+
+    def gates(present: list[list[int]], heads: list[list[int]]) -> list[Tensor]:
+        pairs = zip(present, heads, strict=True)
+        return [torch.tensor([float(head in layer) for head in old]) for old, layer in pairs]
+
+    with torch.no_grad():
+        cut = cut_model(model, plan_removal(model.config, gates([[0, 1, 2, 3]] * 2, kept), scaling))
+        torch.testing.assert_close(log_probs(cut), log_probs(model, masks(kept)), rtol=0, atol=1e-10)
+        fewer = [
+            [head for head in layer if bits >> head & 1] for layer, bits in zip(kept, again, strict=True)
+        ]
+        second = cut_model(cut, plan_removal(cut.config, gates(kept, fewer), scaling))
+        torch.testing.assert_close(log_probs(second), log_probs(model, masks(fewer)), rtol=0, atol=1e-10)
+        torch.testing.assert_close(log_probs(absorb_scale(second)), log_probs(second), rtol=0, atol=1e-10)
+
+
+@given(
+    heads=st.none() | st.lists(heads_of_a_layer, min_size=2, max_size=2),
+    persistent=st.integers(0, 3),
+    same_length=st.booleans(),
+    cutoffs=st.sampled_from([[], [8, 18]]),
+    double=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_saved_and_loaded_models_are_bitwise_the_same(
+    tmp_path_factory: pytest.TempPathFactory,
+    heads: list[list[int]] | None,
+    persistent: int,
+    same_length: bool,
+    cutoffs: list[int],
+    double: bool,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    model = random_model(
+        torch.float64 if double else torch.float32,
+        persistent_vectors=persistent,
+        same_length=same_length,
+        cutoffs=cutoffs,
+        heads_kept=heads,
+        output_scale=None if heads is None else [4 / max(len(layer), 1) for layer in heads],
+    )
+    entry = {"format_version": 1, "model": model.config.to_dict(), "phase": "fine_tune", "step": 1}
+    entry |= {"best": 1.0, "memory": [], "data": {}, "tokenizer_hash": "", "fingerprint": ""}
+    entry |= {"output_scaling": None, "target_sparsity": None}
+    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    path = tmp_path_factory.getbasetemp() / "numbers.ckpt"
+    write_atomically({"state_dict": state, "allattn": entry}, path)
+    loaded = load_model(path).model.eval()
+    assert loaded.config == model.config
+    ids, memory = random_ids(3, 5), random_memory(model, 3, 4)
+    with torch.no_grad():
+        (found, after), (wanted, wanted_after) = (m.log_probs(ids, memory) for m in (loaded, model))
+    assert torch.equal(found, wanted)
+    assert all(map(torch.equal, after, wanted_after))
+
+
+@pytest.mark.parametrize("heads", [None, [[], [2]], [[], []]], ids=str)
+@pytest.mark.parametrize("persistent", [0, 3])
+@pytest.mark.parametrize("memory", [0, 1])
+def test_sequences_of_length_one(heads: list[list[int]] | None, persistent: int, memory: int) -> None:
+    """One token, with and without anything to look back on: finite values and gradients, one at a time
+    as together."""
+    model = random_model(torch.float64, heads_kept=heads, persistent_vectors=persistent)
+    ids = random_ids(2, 4)
+    state = random_memory(model, 2, memory)
+    together, _ = model.log_probs(ids, state)
+    one_by_one = []
+    for token in ids.split(1, dim=1):
+        piece, state = model.log_probs(token, state)
+        one_by_one.append(piece)
+    torch.testing.assert_close(torch.cat(one_by_one, dim=1), together, rtol=0, atol=1e-10)
+    nats, _ = model(ids[:, :1], ids[:, 1:2], model.empty_memory(2))
+    assert nats.shape == (2, 1)
+    nats.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
