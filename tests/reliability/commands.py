@@ -114,16 +114,22 @@ def run(output: Path, script: str, *arguments: str, kill_in: KillIn | None = Non
 
 
 def start_two(
-    folder: Path, script: str, *arguments: str, kill_in: tuple[KillIn | None, KillIn | None] = (None, None)
+    folder: Path,
+    script: str,
+    *arguments: str,
+    kill_in: tuple[KillIn | None, KillIn | None] = (None, None),
+    nodes: int = 1,
 ) -> list[Started]:
-    """Start a command in two processes that find each other as torchrun's do; outputs go to `folder`."""
+    """Start a command in two processes that find each other as torchrun's do; outputs go to `folder`.
+
+    With two `nodes` each process believes to be alone on its machine.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {
         "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "0",
+        "LOCAL_WORLD_SIZE": str(2 // nodes),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": "none",
@@ -134,10 +140,15 @@ def start_two(
             script,
             *arguments,
             kill_in=kill_in[rank],
-            environment=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            environment=shared | _place(rank, nodes),
         )
         for rank in range(2)
     ]
+
+
+def _place(rank: int, nodes: int) -> dict[str, str]:
+    node, local = (rank, 0) if nodes == 2 else (0, rank)
+    return {"RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)}
 
 
 def wait_for_both(started: list[Started]) -> list[int]:

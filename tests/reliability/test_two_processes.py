@@ -105,6 +105,20 @@ def test_pretraining_has_the_same_curve(trained: dict[str, RunFolder], name: str
     assert_close_weights(trained[name], trained["one"])
 
 
+def test_two_nodes_have_the_same_curve(
+    trained: dict[str, RunFolder], tmp_path: Path, pretraining: Arguments
+) -> None:
+    folder = RunFolder(tmp_path / "nodes")
+    nodes = ("trainer.devices=1", "trainer.num_nodes=2", "trainer.strategy=ddp")
+    arguments = pretraining(folder, f"schedule.steps={STEPS}", *nodes, dropout=0.0)
+    started = start_two(tmp_path, "train.py", *arguments, nodes=2)
+    assert wait_for_both(started) == [0, 0], [one.output for one in started]
+    losses = numbers(folder, "loss")
+    assert len(losses) == STEPS
+    assert losses == pytest.approx(numbers(trained["one"], "loss"), rel=RELATIVE)
+    assert_close_weights(folder, trained["one"])
+
+
 @pytest.mark.parametrize("name", ["two", "groups_2"])
 def test_pruning_has_the_same_curve_and_heads(pruned: dict[str, RunFolder], name: str) -> None:
     ours, theirs = (result(pruned[n]) for n in (name, "one"))
