@@ -38,7 +38,6 @@ def run_command(
         config_path: folder of the YAML files; None where the schema alone is the configuration.
         schema: its dataclass; a mistyped key is answered with the nearest right one.
     """
-    swept = swept_settings(sys.argv[1:])  # here, as a job on a cluster has another command line
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing its own report
 
     def guarded(config: DictConfig) -> Any:
@@ -59,6 +58,7 @@ def run_command(
 
     path = str(config_path) if config_path else None
     try:
+        swept = swept_settings(sys.argv[1:])  # here, as a job on a cluster has another command line
         hydra.main(version_base="1.3", config_path=path, config_name=config_name)(guarded)()
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, InputError, OSError) as error:
         _leave(error, schema)
@@ -123,7 +123,7 @@ def _leave(error: Exception, schema: type) -> None:
 
 def _report(error: Exception, schema: type) -> None:
     """One line where the user can mend it, else where the program went wrong."""
-    if isinstance(error, HydraException | OmegaConfBaseException):
+    if isinstance(error, HydraException | OmegaConfBaseException | yaml.YAMLError):
         print(f"error: {explain(error, schema)}", file=sys.stderr)
     elif isinstance(error, InputError | OSError):
         print(f"error: {error}", file=sys.stderr)

@@ -148,7 +148,7 @@ outcomes: dict[str, list[str | None]] = {"train": [], "prune": []}
 
 
 @given(values=drawn(DENSE))
-@settings(FEW, max_examples=50)
+@settings(FEW, max_examples=35)
 def test_pretraining(shared: Callable[[], dict[str, Any]], values: dict[str, Any]) -> None:
     found = train_or_refuse(PretrainSettings, pretrain_settings, stages.pretrain, shared() | values)
     assert_one_line(found)
@@ -156,7 +156,7 @@ def test_pretraining(shared: Callable[[], dict[str, Any]], values: dict[str, Any
 
 
 @given(values=drawn(GATED))
-@settings(FEW, max_examples=60)
+@settings(FEW, max_examples=45)
 def test_pruning(shared: Callable[[], dict[str, Any]], dense_run: RunFolder, values: dict[str, Any]) -> None:
     own = shared() | {"checkpoint": str(dense_run.last)}
     found = train_or_refuse(PruneSettings, prune_settings, stages.prune, own | values)
@@ -170,5 +170,5 @@ def test_both_ends_were_seen(stage: str) -> None:
     if not outcomes[stage]:
         pytest.skip("the draws were made in another process")
     trained = outcomes[stage].count(None)
-    assert trained >= 8
-    assert len({line for line in outcomes[stage] if line}) >= 8
+    assert trained >= 5
+    assert len({line for line in outcomes[stage] if line}) >= 4
