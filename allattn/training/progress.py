@@ -159,8 +159,10 @@ class BetweenSteps(Callback):
             self._check_weights(pl_module, step)
             # The best first: a kill in between leaves an older last.ckpt, from which the best comes again.
             trainer.save_checkpoint(self.folder.best if improved else self.folder.last)
-            if improved and trainer.is_global_zero:
-                copy_atomically(self.folder.best, self.folder.last)
+            if improved:
+                if trainer.is_global_zero:
+                    copy_atomically(self.folder.best, self.folder.last)
+                trainer.strategy.barrier()  # the others read last.ckpt at the freeze
         if evaluates:
             self._timed_from = (time.perf_counter(), step)
         if stopping:
