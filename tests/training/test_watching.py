@@ -15,7 +15,10 @@ from allattn.training.optimizers import make_optimizer
 from allattn.training.run_folder import RunFolder
 
 
-def test_the_bar_shows_loss_perplexity_speed_and_time(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_shows_loss_perplexity_speed_and_time(
+    runs: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     folder = runs.run(runs.pretraining("bar", schedule__steps=3, trainer__progress=True))
     row = read_metrics(folder.metrics)[-1]
     shown = capsys.readouterr().err
