@@ -82,6 +82,14 @@ class Started:
         self._process.join(seconds)
         return not self.running
 
+    def wait_for_moment(self) -> None:
+        """Wait until the process is where its `KillIn` acts."""
+        until = time.monotonic() + PATIENCE
+        while not _mark(self._output).exists():
+            assert self.running, f"the run ended before the moment came:\n{self.output}"
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
     def send_when(self, number: signal.Signals, moment: Callable[[], bool]) -> None:
         """Send a signal as soon as `moment` is true."""
         until = time.monotonic() + PATIENCE
@@ -176,7 +184,7 @@ def _run(
     os.chdir(ROOT)
     sys.argv = [script, *arguments]
     if kill_in is not None:
-        _prepare_kill(kill_in)
+        _prepare_kill(kill_in, _mark(output))
     try:
         if script.endswith(".py"):
             runpy.run_path(str(ROOT / script), run_name="__main__")
@@ -189,7 +197,12 @@ def _run(
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def _prepare_kill(kill_in: KillIn) -> None:
+def _mark(output: Path) -> Path:
+    """The file that says that a process is where its `KillIn` acts."""
+    return output.with_name(f"{output.name}.moment")
+
+
+def _prepare_kill(kill_in: KillIn, mark: Path) -> None:
     module, path = kill_in.target.split(":")
     owner: Any = importlib.import_module(module)
     *parents, name = path.split(".")
@@ -202,9 +215,11 @@ def _prepare_kill(kill_in: KillIn) -> None:
         if is_the_one and kill_in.when == "middle":
             _write_half(*args)
         if is_the_one and kill_in.when != "after":
+            mark.touch()
             os.kill(os.getpid(), kill_in.number)
         result = original(*args, **kwargs)
         if is_the_one and kill_in.when == "after":
+            mark.touch()
             os.kill(os.getpid(), kill_in.number)
         return result
 

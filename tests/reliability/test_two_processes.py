@@ -196,6 +196,7 @@ def test_goes_on_at_the_freeze(
     arguments = pruning(at_the_freeze, dense_without_dropout.last, *TWO)
     slow = KillIn("allattn.stages:cut_checkpoint", 1, number=signal.SIGSTOP)
     first, second = started = start_two(tmp_path, "prune.py", *arguments, kill_in=(slow, None))
+    first.wait_for_moment()
     second.wait_for(2)
     first.send(signal.SIGCONT)
     statuses = wait_for_both(started)
@@ -211,6 +212,7 @@ def test_first_process_may_be_the_slower_one(
     arguments = pretraining(folder, f"schedule.steps={STEPS}", *TWO, dropout=0.0)
     slow = KillIn("allattn.stages:open_run_folder", 1, number=signal.SIGSTOP)
     first, second = started = start_two(tmp_path, "train.py", *arguments, kill_in=(slow, None))
+    first.wait_for_moment()
     second.wait_for(2)
     first.send(signal.SIGCONT)
     statuses = wait_for_both(started)
@@ -245,9 +247,8 @@ def test_second_process_waits_for_the_last_checkpoint_at_the_freeze(
     arguments = pruning(folder, dense_without_dropout.last, *TWO, f"trainer.strategy={strategy}")
     slow = KillIn("allattn.training.progress:copy_atomically", 2, number=signal.SIGSTOP)
     first, second = started = start_two(tmp_path, "prune.py", *arguments, kill_in=(slow, None))
-    while second.running and not (folder.best.exists() and saved_step(folder.best) == 12):
-        second.wait_for(0.1)
-    assert saved_step(folder.last) == 10
+    first.wait_for_moment()
+    assert (saved_step(folder.best), saved_step(folder.last)) == (12, 10)
     second.wait_for(2)
     first.send(signal.SIGCONT)
     statuses = wait_for_both(started)
