@@ -143,7 +143,12 @@ class LanguageTask(L.LightningModule):
             present = self.model.config.layers * self.model.config.heads
             metrics["sparsity"] = 1 - sum(int(gate.sum()) for gate in decided) / present
         elif self.phase is Phase.fine_tune:
-            metrics["sparsity"] = sparsity(self.model.config)
+            config = self.model.config
+            metrics |= {"lambda": 0.0, "penalty": 0.0, "loss_total": metrics["loss"]}
+            metrics["sparsity"] = sparsity(config)
+            for layer in range(config.layers):
+                metrics[f"open_heads/layer_{layer:02d}"] = len(config.kept(layer))
+                metrics[f"s_g/layer_{layer:02d}"] = config.scale(layer)
         return metrics
 
     def pi_metrics(self) -> dict[str, float]:

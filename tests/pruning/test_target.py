@@ -216,7 +216,7 @@ def test_lambda_starts_at_the_controllers_value_and_differs_between_targets(
     controlled: dict[float, RunFolder],
 ) -> None:
     columns = {
-        target: [float(row["lambda"]) for row in read_metrics(folder.metrics) if row.get("lambda")]
+        target: [float(row["lambda"]) for row in read_metrics(folder.metrics) if row["phase"] == "gates"]
         for target, folder in controlled.items()
     }
     for values in columns.values():

@@ -61,7 +61,7 @@ def test_lambda_and_freeze_count_optimizer_steps(runs: Any, rows: Rows, dense: R
         folder = runs.run(settings)
         assert read_checkpoint(folder.gates)["allattn"]["step"] == 16
         found.append(rows(folder))
-    expected = [0.8 * step / 8 for step in range(8)] + [0.8] * 8
+    expected = [0.8 * step / 8 for step in range(8)] + [0.8] * 8 + [0.0] * 2  # nothing after the freeze
     for run in found:
         assert [row["phase"] for row in run] == ["gates"] * 16 + ["fine_tune"] * 2
         assert column(run, "lambda") == pytest.approx(expected)
@@ -119,7 +119,11 @@ def test_after_the_freeze_heads_are_fixed_and_weights_move(
     assert set(moved) == set(early["state_dict"]), "every weight still moves"
     for row in rows(folder)[5:]:
         assert row["phase"] == "fine_tune"
-        assert not row.keys() & {"lambda", "penalty", "loss_total", "sparsity_sampled", "learning_rate_gates"}
+        assert not row.keys() & {"sparsity_sampled", "learning_rate_gates"}
+        assert (float(row["lambda"]), float(row["penalty"])) == (0, 0)
+        assert row["loss_total"] == row["loss"]
+        assert [row[f"open_heads/layer_0{n}"] for n in (0, 1)] == [str(len(kept)) for kept in uneven_gates]
+        assert [float(row[f"s_g/layer_0{n}"]) for n in (0, 1)] == pytest.approx([4 / 3, 4])
         assert float(row["sparsity"]) == 0.5
 
 
