@@ -26,6 +26,7 @@ from allattn.training.checkpoints import copy_atomically
 from allattn.training.language_task import LanguageTask
 from allattn.training.run_folder import RunFolder
 from allattn.training.scoring import Score
+from allattn.training.sharding import is_finite
 
 MOST_SKIPPED = 24  # in a row: fp16's loss scale begins at 2**16 and is halved each time
 
@@ -191,7 +192,7 @@ class BetweenSteps(Callback):
 
         Under fp16 a few such gradients are expected: their updates are skipped and the loss scale is halved.
         """
-        finite = {name: _is_finite(task.last[name]) for name in ("loss", "gradient_norm")}
+        finite = {name: is_finite(task.last[name]) for name in ("loss", "gradient_norm")}
         self._skipped = 0 if finite["gradient_norm"] else self._skipped + 1
         skipped = trainer.precision == "16-mixed" and self._skipped <= MOST_SKIPPED
         if not finite["loss"]:
@@ -201,7 +202,7 @@ class BetweenSteps(Callback):
 
     def _check_weights(self, task: LanguageTask, step: int) -> None:
         for name, parameter in task.named_parameters():
-            if not _is_finite(parameter):
+            if not is_finite(parameter):
                 self._stop(f"the weight {name}", task, step)
 
     def _stop(self, what: str, task: LanguageTask, step: int) -> NoReturn:
@@ -214,10 +215,6 @@ class BetweenSteps(Callback):
 def _reading_is_free(trainer: L.Trainer) -> bool:
     """Whether a number of this step is at hand; on a GPU asking for it waits for the step's end."""
     return trainer.strategy.root_device.type == "cpu" or trainer.precision == "16-mixed"
-
-
-def _is_finite(value: Any) -> bool:
-    return bool(torch.isfinite(torch.as_tensor(value)).all())
 
 
 def _heads_used(task: LanguageTask) -> str:

@@ -54,6 +54,12 @@ def clip_sharded(parameters: list[nn.Parameter], largest_norm: float) -> Tensor:
     return norm
 
 
+def is_finite(value: Any) -> bool:
+    """Whether all numbers are finite; for a sharded tensor every process answers for the whole."""
+    count = torch.isfinite(torch.as_tensor(value)).logical_not().sum()
+    return not (count.full_tensor() if isinstance(count, DTensor) else count)
+
+
 def _total_norm(parameters: list[nn.Parameter]) -> Tensor:
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from commands import KILLED, KillIn, numbers, rows, run, start_two, wait_for_both
+import torch.distributed as dist
+from commands import KILLED, PATIENCE, KillIn, forks, numbers, rows, run, start_two, wait_for_both
 from sameness import equal
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.run_folder import RunFolder
+from allattn.training.sharding import is_finite
 
 Arguments = Callable[..., list[str]]
 DDP = ("trainer.devices=2", "trainer.strategy=ddp")
@@ -179,3 +183,24 @@ def test_goes_on_with_the_other_strategy(
     assert wait_for_both(started)[0] == KILLED
     run_two(tmp_path, "prune.py", *arguments, *ended, "resume=changed")
     assert_same_curve(folder, pruned[1], 1e-4)
+
+
+def judge(rank: int, file: Path, answers: Any) -> None:
+    """Say whether a sharded weight is finite, and one with a NaN that the second process holds."""
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    for last in (0.0, float("nan")):
+        weight = torch.tensor([[0.0], [0.0], [0.0], [last]])
+        part = distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None)
+        answers.put((rank, last == 0.0, is_finite(part)))
+    dist.destroy_process_group()
+
+
+def test_both_processes_see_a_weight_that_is_not_finite(tmp_path: Path) -> None:
+    """Else one would stop and the other wait for it."""
+    answers = forks.Queue()
+    for rank in range(2):
+        forks.Process(target=judge, args=(rank, tmp_path / "meeting", answers)).start()
+    given = [answers.get(timeout=PATIENCE) for _ in range(4)]
+    assert sorted(rank for rank, _, _ in given) == [0, 0, 1, 1]
+    assert all(answer == wanted for _, wanted, answer in given)
