@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from commands import KILLED, KillIn, run, start
-from wandb_stand_in import API_KEY, StandIn
+from wandb_recorder import API_KEY, StandIn
 
 from allattn.training.config import LoggerConfig, WandbMode
 from allattn.training.metrics import read_metrics
