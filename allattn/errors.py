@@ -22,6 +22,11 @@ class Interrupted(Exception):
         self.number = number
 
 
+def first_line(error: BaseException) -> str:
+    """What a library's error says, in one line; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def refuse_non_finite(group: str, settings: Any) -> None:
     """Refuse NaN and infinity, which pass every comparison, among a dataclass's settings.
 

@@ -1,9 +1,11 @@
 """A finished pruning run as a comparison needs it, built from its records wherever they were kept."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from allattn.training.flat_names import flat
 
 _READ = ("step", "loss", "sparsity", "valid_loss", "valid_perplexity")  # metrics that must be numbers
 
@@ -88,15 +90,6 @@ class ComparedRun:
     def last_validation(self) -> Validation | None:
         """The latest of `validations`."""
         return self.validations()[-1] if self.validations() else None
-
-
-def flat(values: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested names joined by `separator`; lists stay whole."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, separator, f"{prefix}{name}{separator}")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def is_pruning_run(config: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from allattn.errors import InputError
+from allattn.errors import InputError, first_line
 from allattn.report.compared_run import ComparedRun, Damaged, LeftOut, compared_run, is_pruning_run
 from allattn.training.metrics import read_metrics
 
@@ -54,7 +54,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise Damaged(f"config.yaml cannot be read ({_first_line(error)})") from None
+        raise Damaged(f"config.yaml cannot be read ({first_line(error)})") from None
     if not isinstance(config, dict):
         raise Damaged("config.yaml cannot be read (it holds no settings)")
     return config
@@ -67,14 +67,14 @@ def _read_run(folder: Path, config: dict[str, Any]) -> ComparedRun:
     try:
         record = json.loads(result.read_text())
     except (OSError, ValueError) as error:
-        raise Damaged(f"result.json cannot be read ({_first_line(error)})") from None
+        raise Damaged(f"result.json cannot be read ({first_line(error)})") from None
     if not isinstance(record, dict):
         raise Damaged("result.json cannot be read (it holds no object)")
     metrics = folder / "metrics.csv"
     try:
         history = read_metrics(metrics)
     except (OSError, ValueError, csv.Error) as error:
-        raise Damaged(f"metrics.csv cannot be read ({_first_line(error)})") from None
+        raise Damaged(f"metrics.csv cannot be read ({first_line(error)})") from None
     if metrics.exists() and history and "step" not in history[0]:
         raise Damaged("metrics.csv cannot be read (it has no column step)")
     return compared_run(str(config.get("name", folder.name)), str(folder), config, record, history)
@@ -89,7 +89,3 @@ def _why_unfinished(folder: Path) -> str:
     except OSError:
         lines = [""]
     return f"failed: {lines[0].strip()}" if lines[0].strip() else "failed"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allattn.errors import InputError
+from allattn.errors import InputError, first_line
 from allattn.training.checkpoints import file_hash
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def local_checkpoint(reference: str) -> Path:
         folder = Path(os.environ.get("WANDB_ARTIFACT_DIR", "artifacts")) / version
         artifact.download(root=str(folder))
     except Exception as error:  # no network, no login, no such artifact: all of them the user's to mend
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"checkpoint={reference}: W&B does not give it ({first}); run `wandb login`, or give a path"
+            f"checkpoint={reference}: W&B does not give it ({first_line(error)}); run `wandb login`, "
+            "or give a path"
         ) from None
     checkpoints = sorted(folder.glob("*.ckpt"))
     if len(checkpoints) != 1:

@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,12 @@ _PACKAGES = (
 )
 
 
+@cache
 def environment() -> dict[str, Any]:
-    """git_revision (None outside a checkout; `+changes` where files differ from it) and versions by name."""
+    """git_revision (None outside a checkout; `+changes` where files differ from it) and versions by name.
+
+    Asked once a process: a checkout that changes while a run goes on is not what made its numbers.
+    """
     versions = {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
     return {"git_revision": _git_revision(Path(__file__).resolve().parents[2]), "versions": versions}
 

@@ -11,6 +11,7 @@ from urllib.parse import urlparse
 from lightning.pytorch.loggers import Logger
 
 from allattn.training.config import LoggerConfig, WandbMode
+from allattn.training.flat_names import flat
 from allattn.training.metrics import CsvMetrics
 from allattn.training.run_folder import is_first_process
 from allattn.training.wandb_run import WandbRun, check_login
@@ -59,15 +60,7 @@ def wandb_runs(loggers: list[Logger]) -> list[WandbRun]:
 def log_result(loggers: list[Logger], result: dict[str, Any], checkpoint: Path, tokenizer: Path) -> None:
     """Put the run's result into the W&B run's summary, nested names joined by slashes, and its model up."""
     for run in wandb_runs(loggers):
-        run.conclude(dict(_flat(result)), checkpoint, tokenizer)
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}/")
-        else:
-            yield f"{prefix}{name}", value
+        run.conclude(dict(flat(result, "/")), checkpoint, tokenizer)
 
 
 @contextmanager

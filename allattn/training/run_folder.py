@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from allattn.data.fingerprint import write_atomically
 from allattn.errors import InputError, Interrupted
+from allattn.training.flat_names import flat
 
 # Settings that change neither a number nor a file of the run; they may differ when it goes on.
 _FREE = ("resume", "logger", "trainer.progress", "data.cache_folder", "runs_folder")
@@ -163,7 +164,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    old, new = dict(_flat(saved)), dict(_flat(now))
+    old, new = dict(flat(saved, ".")), dict(flat(now, "."))
     return [
         f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}"
         for key in sorted(old.keys() | new.keys())
@@ -173,11 +174,3 @@ def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def _is_one_of(key: str, names: tuple[str, ...]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -10,7 +10,8 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
-from allattn.errors import InputError
+from allattn.data.fingerprint import write_atomically
+from allattn.errors import InputError, first_line
 from allattn.pruning.pi_picture import draw_pi, grid_figure
 from allattn.training.artifacts import artifact_source, note_artifact, to_be_uploaded
 from allattn.training.config import LoggerConfig, WandbMode
@@ -78,7 +79,7 @@ class WandbRun(Logger):
             try:
                 run = wandb.init(**settings, mode="online", resume="allow", settings=quiet)
             except Exception as error:
-                print(f"W&B cannot be reached ({_first_line(error)}): its records stay on disk")
+                print(f"W&B cannot be reached ({first_line(error)}): its records stay on disk")
                 self.offline, self.upload = True, False
                 wandb.teardown()  # lets go of the run's id
             else:
@@ -87,7 +88,7 @@ class WandbRun(Logger):
         try:
             return wandb.init(**settings, mode="offline", settings=quiet)
         except Exception as error:
-            print(f"W&B keeps no record of this run ({_first_line(error)}); metrics.csv has it all")
+            print(f"W&B keeps no record of this run ({first_line(error)}); metrics.csv has it all")
             self._broken = True
             return None
 
@@ -143,9 +144,7 @@ class WandbRun(Logger):
         try:
             self.run.use_artifact(source)
         except Exception as error:  # deleted since, or another account's: no reason to record nothing
-            print(
-                f"W&B does not give {source} ({_first_line(error)}): the run is recorded without its origin"
-            )
+            print(f"W&B does not give {source} ({first_line(error)}): the run is recorded without its origin")
 
     def finish(self, failed: bool) -> None:
         """End the run, so that the next job begins its own; one line says how to sync what stayed here."""
@@ -167,7 +166,7 @@ class WandbRun(Logger):
             call()
         except Exception as error:
             self._broken = True
-            print(f"W&B failed ({_first_line(error)}): the run goes on without it; metrics.csv has every row")
+            print(f"W&B failed ({first_line(error)}): the run goes on without it; metrics.csv has every row")
 
 
 def _pixels(gates: list[tuple[int, int, float]], step: int) -> Any:
@@ -195,15 +194,9 @@ def check_login(config: LoggerConfig, logged_in: bool) -> None:
         raise InputError("logger=online needs a W&B login: run `wandb login`, or use logger=auto or offline")
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _run_id(folder: Path) -> str:
     """The id under which a resumed job finds its run; a W&B sweep gives its own."""
     path = folder / "wandb_run_id"
     if not path.exists():
-        partial = path.with_name("wandb_run_id.partial")
-        partial.write_text(os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:12])
-        partial.replace(path)
+        write_atomically(path, os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:12])
     return path.read_text()

@@ -11,11 +11,11 @@ from report.made_up import LABELS, OFF, config, history, result
 from report.wandb_stand_in import StandIn, StandInRun, serve
 
 from allattn.errors import InputError
-from allattn.report.compared_run import flat
 from allattn.report.comparison import compare
 from allattn.report.runs_local import read_local_runs
 from allattn.report.runs_wandb import PAGE, read_wandb_runs
 from allattn.report.tables import cells, run_cells
+from allattn.training.flat_names import flat
 
 PATH = "someone/study"
 

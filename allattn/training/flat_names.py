@@ -1,0 +1,13 @@
+"""Nested records under one name per value."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def flat(values: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value that is no mapping, with the names on the way to it joined by `separator`."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, separator, f"{prefix}{name}{separator}")
+        else:
+            yield f"{prefix}{name}", value
