@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from allattn.model.config import ModelConfig
 from allattn.model.embedding import AdaptiveEmbedding
 from allattn.model.initial import normal_
+from allattn.model.linear_nats import linear_nats
 
 
 class TiedAdaptiveSoftmax(nn.Module):
@@ -53,18 +54,18 @@ class TiedAdaptiveSoftmax(nn.Module):
         """
         with torch.autocast(hidden.device.type, enabled=False):
             flat, words = self._wide(hidden).reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-            head = self._head_log_probs(flat, embedding)  # (B*T, first band + tails)
             first = self.ends[0]
             column = words.clamp(min=0)
             for tail in range(self.tails):
                 column = torch.where(words >= self.ends[tail], first + tail, column)
-            nats = -head.gather(1, column.unsqueeze(1)).squeeze(1)
+            nats = linear_nats(self._top(flat), column, *self._head(embedding))
             for tail in range(self.tails):
                 low, last = self.ends[tail], tail == self.tails - 1
                 inside = (words >= low) & (last | (words < self.ends[tail + 1]))
                 place = inside.nonzero().squeeze(1)  # beyond the vocabulary: the last band raises
-                logits = self._tail_logits(flat[place], tail, embedding)  # no rows: a gradient of zeros
-                within = F.cross_entropy(logits, words[place] - low, reduction="none")
+                narrow = self._narrow(flat[place], tail, embedding)  # no rows: a gradient of zeros
+                table, bias = embedding.tables[tail + 1], self.biases[tail + 1]
+                within = linear_nats(narrow, words[place] - low, table, bias)
                 nats = nats.index_add(0, place, within)
             return nats.view(targets.shape).masked_fill(targets < 0, 0.0)
 
@@ -72,30 +73,29 @@ class TiedAdaptiveSoftmax(nn.Module):
         """Log-probability of every word: (..., d) -> (..., V) float32 (float64 for float64 input)."""
         with torch.autocast(hidden.device.type, enabled=False):
             flat = self._wide(hidden).reshape(-1, hidden.shape[-1])
-            top = flat @ self.head_projection if self.tails else flat
-            head = F.linear(top, embedding.tables[0], self.biases[0])
-            if self.tails:  # the few results are joined, not the weights
-                head = torch.cat([head, F.linear(top, self.cluster_weight, self.cluster_bias)], dim=1)
-            head = head.log_softmax(dim=1)
+            top, head = self._top(flat), self._head(embedding)
+            logits = [F.linear(top, *piece) for piece in zip(head[::2], head[1::2], strict=True)]
+            head_log_probs = torch.cat(logits, dim=1).log_softmax(dim=1)
             first = self.ends[0]
-            parts = [head[:, :first]]
+            parts = [head_log_probs[:, :first]]
             for tail in range(self.tails):
-                within = self._tail_logits(flat, tail, embedding).log_softmax(dim=1)
-                parts.append(head[:, first + tail, None] + within)
+                narrow, table = self._narrow(flat, tail, embedding), embedding.tables[tail + 1]
+                within = F.linear(narrow, table, self.biases[tail + 1]).log_softmax(dim=1)
+                parts.append(head_log_probs[:, first + tail, None] + within)
             return torch.cat(parts, dim=1).view(*hidden.shape[:-1], self.ends[-1])
 
-    def _head_log_probs(self, flat: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        weight, bias = embedding.tables[0], self.biases[0]
-        if self.tails:
-            flat = flat @ self.head_projection
-            weight = torch.cat([weight, self.cluster_weight])
-            bias = torch.cat([bias, self.cluster_bias])
-        return F.linear(flat, weight, bias).log_softmax(dim=1)
+    def _top(self, flat: Tensor) -> Tensor:
+        """(R, d) inputs of the head's linear map."""
+        return flat @ self.head_projection if self.tails else flat
 
-    def _tail_logits(self, flat: Tensor, tail: int, embedding: AdaptiveEmbedding) -> Tensor:
-        band = tail + 1
-        narrow = flat @ embedding.projections[band].t()  # (rows, d) -> (rows, band width)
-        return F.linear(narrow, embedding.tables[band], self.biases[band])
+    def _head(self, embedding: AdaptiveEmbedding) -> list[Tensor]:
+        """Weight and bias of the first band, then of the clusters where there are any."""
+        words: list[Tensor] = [embedding.tables[0], self.biases[0]]
+        return [*words, self.cluster_weight, self.cluster_bias] if self.tails else words
+
+    def _narrow(self, flat: Tensor, tail: int, embedding: AdaptiveEmbedding) -> Tensor:
+        """(R, d) -> (R, width of the tail's band)."""
+        return flat @ embedding.projections[tail + 1].t()
 
     @staticmethod
     def _wide(hidden: Tensor) -> Tensor:
