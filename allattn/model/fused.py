@@ -6,19 +6,37 @@ The arithmetic is that of the plain core; what differs is what is kept and moved
 - Column e of the sequence part is position M' - W + e, so query i sees columns i..i+W and no others. That
   band is a strided view (row stride + 1): the position products, for W + 1 distances only, are copied into
   place without a shift or a mask; the rest of the sequence part is -inf before it is copied.
-- Nothing of size T * S is kept for the backward pass: scores and probabilities are computed again.
+- Of all that has the scores' size only the dropout mask is kept for the backward pass, as bits: scores and
+  probabilities are computed again.
 - The dropout mask is drawn from bytes of a generator seeded once a call from torch's default generator.
+- The buffers of a thread stay for its next call: fresh memory costs more than the softmax on it.
 
     B rows, T queries, S keys in the sequence (memory first, M' = S - T), h heads present, c head width,
     N persistent vectors, W = min(window, S - 1)
 """
 
 import math
+import threading
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+_BLOCK = 16_384  # bytes of a dropout mask drawn at a time; their words fit into a core's cache
+_kept = threading.local()
+
+
+def _buffer(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """This thread's buffer of that name, with whatever an earlier call left in it."""
+    elements = math.prod(shape)
+    held: Tensor | None = getattr(_kept, name, None)
+    if held is None or held.numel() < elements or held.dtype != dtype:
+        with torch.inference_mode(False):  # fit for every later call
+            held = torch.empty(elements, dtype=dtype)
+        setattr(_kept, name, held)
+    return held[:elements].view(shape)
 
 
 def _by_head(x: Tensor) -> Tensor:
@@ -29,7 +47,7 @@ def _by_head(x: Tensor) -> Tensor:
 class _Heads:
     """The inputs of one call by head, and the buffers that all heads share."""
 
-    def __init__(self, inputs: tuple[Tensor, ...], window: int, dropped: int, seed: int) -> None:
+    def __init__(self, inputs: tuple[Tensor, ...], window: int, dropped: int) -> None:
         """`inputs` as `attend` takes them; a probability is dropped for `dropped` of 256 values of a byte."""
         q, k, v, r, u, w, pk, pv = inputs
         batch, queries, self.count, width = q.shape
@@ -46,16 +64,12 @@ class _Heads:
         self.qw = self.q + w.unsqueeze(1) * self.scale
         self.k, self.v = _by_head(k[:, self.first :]), _by_head(v[:, self.first :])  # (h, B, S - first, c)
         self.r = _by_head(r[: window + 1].flip(0))  # (h, W+1, c), distance W first
-        self.pk, self.pv = _by_head(pk), _by_head(pv)  # (h, N, c)
+        self.pk, self.pv = pk.unbind(1), pv.unbind(1)  # (N, c) each
 
-        self.shape = (batch, queries, self.span + pk.shape[0])
-        self.scores = q.new_empty(self.shape)
+        self.shape = (batch, queries, self.span + len(pk))
+        self.scores = _buffer("scores", self.shape, q.dtype)
+        self.dropped = dropped
         self.keep = 1 - dropped / 256
-        self.least = dropped - 128  # a signed byte below this drops its probability
-        if dropped:
-            self.mask = q.new_empty(self.shape)
-            self.noise = torch.empty((self.scores.numel() + 7) // 8, dtype=torch.int64)
-            self.generator = torch.Generator().manual_seed(seed)
 
     def band(self, scores: Tensor) -> Tensor:
         """(B, T, W+1) view of the visible columns of a score buffer, distance W first."""
@@ -75,10 +89,6 @@ class _Heads:
         """(B*T, c) -> (B, T, c)."""
         return x.view(*self.shape[:2], -1)
 
-    def columns(self, x: Tensor) -> Tensor:
-        """(c, B*T) -> (B, c, T)."""
-        return x.unflatten(1, self.shape[:2]).transpose(0, 1)
-
     def probabilities(self, head: int) -> Tensor:
         """(B, T, W+T+N) softmax of one head's scores, before dropout, in the shared buffer."""
         scores = self.scores
@@ -90,55 +100,68 @@ class _Heads:
         torch.mm(self.q[head], self.pk[head].T, out=self.persistent(scores))
         return torch.softmax(scores, -1, out=scores)
 
-    def draw(self) -> Tensor:
-        """(B, T, W+T+N) the next head's mask, 1 where a probability is kept, else 0, in the shared buffer."""
-        self.noise.random_(-(2**63), None, generator=self.generator)
-        values = self.noise.view(torch.int8)[: self.mask.numel()].view(self.shape)
-        return self.mask.copy_(values).ge_(self.least)
+    def draw(self, generator: np.random.BitGenerator) -> Tensor:
+        """(B * T * (W+T+N) / 8,) uint8, one bit for every probability of a head, 1 where it is kept."""
+        bits = np.empty((self.scores.numel() + 7) // 8, dtype=np.uint8)
+        for block in np.split(bits, range(_BLOCK, len(bits), _BLOCK)):  # a word of 8 bytes for 8 bits
+            block[:] = np.packbits(generator.random_raw(len(block)).view(np.uint8) >= self.dropped)
+        return torch.from_numpy(bits)
 
-    def forward(self) -> Tensor:
-        """z (B, T, h, c)."""
+    def mask(self, bits: Tensor) -> Tensor:
+        """(B, T, W+T+N) in the scores' dtype, 1 where a probability is kept, else 0."""
+        kept = torch.from_numpy(np.unpackbits(bits.numpy(), count=self.scores.numel()))
+        return _buffer("mask", self.shape, self.scores.dtype).copy_(kept.view(self.shape))
+
+    def forward(self, seed: int) -> tuple[Tensor, list[Tensor]]:
+        """z (B, T, h, c) and the bits of the heads' dropout masks, none without dropout."""
         batch, queries, _ = self.shape
         z = self.q.new_empty(batch, queries, self.count, self.q.shape[-1])
+        masks = []
+        generator = np.random.SFC64(seed)
         for head in range(self.count):
             scores = self.probabilities(head)
-            if self.keep < 1:
-                scores.mul_(self.draw())
+            if self.dropped:
+                masks.append(self.draw(generator))
+                scores.mul_(self.mask(masks[-1]))
             out = torch.bmm(self.sequence(scores), self.v[head])
             out.flatten(0, 1).addmm_(self.persistent(scores), self.pv[head])
             z[:, :, head] = out / self.keep
-        return z
+        return z, masks
 
-    def backward(self, grad: Tensor, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+    def backward(
+        self, grad: Tensor, masks: tuple[Tensor, ...], needed: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
         """The gradients of the inputs from that of z, None where not `needed`."""
         batch, queries, _ = self.shape
-        width, seen = self.q.shape[-1], self.r.shape[1]
         dz_heads = _by_head(grad).flatten(1, 2) / self.keep  # (h, B*T, c)
-        like = self.q.new_zeros
-        dq = like(batch, queries, self.count, width)
-        dk, dv = (like(batch, self.memory + queries, self.count, width) for _ in range(2))
-        dr = like(self.memory + queries, self.count, width)
-        du, dw = (like(self.count, width) for _ in range(2))
-        dpk, dpv = (like(self.pk.shape[1], self.count, width) for _ in range(2))
-        work = torch.zeros_like(self.scores)
+        width, seen, keys = self.q.shape[-1], self.r.shape[1], self.memory + queries
+        empty = self.q.new_empty
+        dq = empty(batch, queries, self.count, width)
+        dk, dv = (empty(batch, keys, self.count, width) for _ in range(2))
+        dr = empty(keys, self.count, width)
+        du, dw = (empty(self.count, width) for _ in range(2))
+        dpk, dpv = (empty(len(self.pk[0]), self.count, width) for _ in range(2))
+        for x in (dk[:, : self.first], dv[:, : self.first], dr[seen:]):  # of keys and distances not seen
+            x.zero_()
+        work = _buffer("work", self.shape, self.scores.dtype)
+        work[..., : self.pad].zero_()
 
         for head in range(self.count):
             scores, dz = self.probabilities(head), dz_heads[head]
-            dz_t = dz.T.contiguous()  # (c, B*T)
             dropped = scores
-            if self.keep < 1:
-                mask = self.draw()
+            if self.dropped:
+                mask = self.mask(masks[head])
                 dropped = torch.mul(scores, mask, out=work)
             if needed[2]:
-                dv[:, self.first :, head] = torch.bmm(self.columns(dz_t), self.sequence(dropped)).mT
+                dv[:, self.first :, head] = torch.bmm(self.rows(dz).mT, self.sequence(dropped)).mT
             if needed[7]:
-                dpv[:, head] = (dz_t @ self.persistent(dropped)).T
+                dpv[:, head] = (dz.T @ self.persistent(dropped)).T
             if not (any(needed[:2]) or any(needed[3:7])):
                 continue
             # gradient of the probabilities, then of the scores, in `work`; columns without a key stay 0
             torch.bmm(self.rows(dz), self.v[head].mT, out=self.sequence(work))
             torch.mm(dz, self.pv[head].T, out=self.persistent(work))
-            if self.keep < 1:
+            if self.dropped:
                 work.mul_(mask)
             torch.ops.aten._softmax_backward_data.out(work, scores, -1, work.dtype, grad_input=work)
             sequence, persistent = self.sequence(work), self.persistent(work)
@@ -150,11 +173,11 @@ class _Heads:
                 total = content.add_(position).addmm_(persistent, self.pk[head])
                 dq[:, :, head] = self.rows(total)
             if needed[1]:
-                dk[:, self.first :, head] = torch.bmm(self.columns(self.qu[head].T.contiguous()), sequence).mT
+                dk[:, self.first :, head] = torch.bmm(self.rows(self.qu[head]).mT, sequence).mT
             if needed[3]:
-                dr[:seen, head] = (self.qw[head].T.contiguous() @ band).T.flip(0)
+                dr[:seen, head] = (self.qw[head].T @ band).T.flip(0)
             if needed[6]:
-                dpk[:, head] = (self.q[head].T.contiguous() @ persistent).T
+                dpk[:, head] = (self.q[head].T @ persistent).T
         for x in (dq, du, dw):
             x.mul_(self.scale)
         grads = (dq, dk, dv, dr, du, dw, dpk, dpv)
@@ -162,20 +185,22 @@ class _Heads:
 
 
 class _Attend(torch.autograd.Function):
-    """`attend` with a backward pass; keeps the inputs and the seed of the dropout mask."""
+    """`attend` with a backward pass; keeps the inputs and the bits of the dropout mask."""
 
     @staticmethod
     def forward(ctx: Any, window: int, dropped: int, seed: int, *inputs: Tensor) -> Tensor:
-        ctx.save_for_backward(*inputs)
-        ctx.settings = window, dropped, seed
-        return _Heads(inputs, window, dropped, seed).forward()
+        z, masks = _Heads(inputs, window, dropped).forward(seed)
+        ctx.save_for_backward(*inputs, *masks)
+        ctx.settings = window, dropped
+        return z
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, masks = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
         with torch.autocast(grad.device.type, enabled=False):
-            heads = _Heads(ctx.saved_tensors, *ctx.settings)
-            return None, None, None, *heads.backward(grad, ctx.needs_input_grad[3:])
+            heads = _Heads(inputs, *ctx.settings)
+            return None, None, None, *heads.backward(grad, masks, ctx.needs_input_grad[3:])
 
 
 def attend_fused(
@@ -202,4 +227,5 @@ def attend_fused(
         if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
             result: Tensor = _Attend.apply(window, dropped, seed, *inputs)
             return result
-        return _Heads(inputs, window, dropped, seed).forward()
+        z, _ = _Heads(inputs, window, dropped).forward(seed)
+        return z

@@ -91,5 +91,5 @@ class AllAttentionLM(nn.Module):
 def _last(memory: Tensor, x: Tensor, length: int) -> Tensor:
     """The last `length` positions of memory and segment together, without gradient: (B, <= length, d)."""
     with torch.no_grad():
-        joined = torch.cat([memory.to(x.dtype), x.detach()], dim=1)
-        return joined[:, max(0, joined.shape[1] - length) :].clone()
+        older = memory[:, max(0, memory.shape[1] + x.shape[1] - length) :]
+        return torch.cat([older.to(x.dtype), x.detach()[:, max(0, x.shape[1] - length) :]], dim=1)

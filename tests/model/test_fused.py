@@ -1,14 +1,18 @@
 """The fused CPU core and the plain core against the loop, gradients included; dropout by its statistics."""
 
 import random
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from reference import reference_attend
 from torch import Tensor
 
+from allattn.model import fused
 from allattn.model.core import attend_plain
 from allattn.model.fused import _Heads, attend_fused
 
@@ -126,10 +130,11 @@ def drawn(shape: Shape, dropout: float, seed: int) -> Tensor:
     B, T, memory, h, _, N, window = shape
     torch.manual_seed(seed)
     dropped = round(256 * dropout)
-    heads = _Heads(inputs, window, dropped, int(torch.randint(2**63 - 1, ())))
+    heads = _Heads(inputs, window, dropped)
+    bits = np.random.SFC64(int(torch.randint(2**63 - 1, ())))
     keep = torch.zeros(B, h, T, T + memory + N, dtype=torch.float64)
     for head in range(h):
-        mask = heads.draw().clone()
+        mask = heads.mask(heads.draw(bits)).clone()
         keep[:, head, :, heads.first : T + memory] = heads.sequence(mask)
         keep[:, head, :, T + memory :] = mask[..., heads.span :]
     return keep / (1 - dropped / 256)
@@ -265,6 +270,38 @@ def test_no_grad_builds_no_graph() -> None:
         assert attend_fused(*inputs, 2, 0.0).grad_fn is None
     with torch.inference_mode():
         attend_fused(*inputs, 2, 0.0)
+
+
+def test_a_call_leaves_nothing_to_later_ones() -> None:
+    """Its buffers stay: for calls of other sizes and dtypes, and after inference mode."""
+    shapes = [(1, 3, 2, 1, 4, 2, 2), (2, 9, 4, 3, 4, 12, 5), (1, 2, 0, 2, 4, 3, 9), (2, 5, 9, 1, 4, 0, 3)]
+    dtypes = [torch.float64, torch.float32, torch.bfloat16, torch.float64]
+    calls = [(make(shape, dtype), shape[-1]) for shape in shapes for dtype in dtypes]
+
+    def run(inputs: list[Tensor], window: int) -> list[Tensor]:
+        torch.manual_seed(0)
+        z = attend_fused(*inputs, window, 0.2)
+        return [z.detach(), *gradients(z, inputs, torch.ones_like(z))]
+
+    expected = []
+    for inputs, window in calls:
+        fused._kept = threading.local()
+        expected.append(run(inputs, window))
+    fused._kept = threading.local()
+    with torch.inference_mode():
+        attend_fused(*calls[4][0], calls[4][1], 0.2)
+    for (inputs, window), fresh in zip(calls * 2, expected * 2, strict=True):
+        for x, y in zip(run(inputs, window), fresh, strict=True):
+            assert torch.equal(x, y)
+
+
+def test_threads_do_not_share_buffers() -> None:
+    shape = (2, 40, 40, 4, 8, 64, 40)
+    inputs = [x.detach() for x in make(shape)]
+    alone = attend_fused(*inputs, shape[-1], 0.0)
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda _: attend_fused(*inputs, shape[-1], 0.0), range(16)))
+    assert all(torch.equal(z, alone) for z in together)
 
 
 def test_bfloat16_keeps_onednn_enabled() -> None:
