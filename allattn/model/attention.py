@@ -101,10 +101,12 @@ class AllAttention(nn.Module):
             self.position(positions).unflatten(-1, by_head),
             self.content_bias.unflatten(-1, by_head),
             self.position_bias.unflatten(-1, by_head),
-            (self.persistent_keys * math.sqrt(self.head_width)).unflatten(-1, by_head),
-            (self.persistent_values * math.sqrt(len(self.persistent_values))).unflatten(-1, by_head),
+            self.persistent_keys.unflatten(-1, by_head),
+            self.persistent_values.unflatten(-1, by_head),
             window,
             self.attention_dropout if self.training else 0.0,
+            key_scale=math.sqrt(self.head_width),
+            value_scale=math.sqrt(len(self.persistent_values)),
         )  # (B, T, h, c)
         z = z * (self.scale if multipliers is None else multipliers.unsqueeze(-1))
         out = self.output(z.reshape(batch, queries, -1)) + self.bias

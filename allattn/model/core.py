@@ -44,6 +44,8 @@ def attend(
     pv: Tensor,
     window: int,
     dropout: float,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """Every head's output h_i = Softmax(scores) [V_i, PV_i] before the output projection.
 
@@ -54,18 +56,20 @@ def attend(
         r: (S, h, c) projected position keys, row i for distance i.
         u: (h, c) content bias of the query.
         w: (h, c) position bias of the query (the paper's v).
-        pk: (N, h, c) persistent keys, already scaled.
-        pv: (N, h, c) persistent values, already scaled.
+        pk: (N, h, c) persistent keys, before `key_scale`.
+        pv: (N, h, c) persistent values, before `value_scale`.
         window: how many positions before itself a query sees.
         dropout: probability of dropping an attention probability, on a CPU rounded to a multiple of 1/256
             below 1; 0 turns it off.
+        key_scale: factor of the persistent keys in use; no copy of them is made for it.
+        value_scale: factor of the persistent values in use.
 
     Returns:
         (B, T, h, c) in the dtype of `q`.
     """
     fused = q.device.type == "cpu" and not torch.compiler.is_compiling()
     core = attend_fused if fused else attend_plain
-    return core(q, k, v, r, u, w, pk, pv, window, dropout)
+    return core(q, k, v, r, u, w, pk, pv, window, dropout, key_scale, value_scale)
 
 
 def attend_plain(
@@ -79,6 +83,8 @@ def attend_plain(
     pv: Tensor,
     window: int,
     dropout: float,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """`attend` in plain operations: any device, autograd, torch.compile."""
     batch, queries, heads, width = q.shape
@@ -89,11 +95,11 @@ def attend_plain(
     sequence = (content + shift(position)).masked_fill(
         ~visible(queries, keys, window, q.device), float("-inf")
     )
-    flat = q.permute(2, 0, 1, 3).reshape(heads, batch * queries, width)
+    flat = key_scale * q.permute(2, 0, 1, 3).reshape(heads, batch * queries, width)
     persistent = torch.bmm(flat, pk.permute(1, 2, 0)).view(heads, batch, queries, len(pk))
     scores = torch.cat([sequence, persistent], dim=-1) / math.sqrt(width)
     probabilities = F.dropout(scores.softmax(dim=-1), dropout, training=dropout > 0)
     on_sequence = torch.einsum("hbts,bshc->bthc", probabilities[..., :keys], v)
     rest = probabilities[..., keys:].reshape(heads, batch * queries, len(pk))
     on_persistent = torch.bmm(rest, pv.permute(1, 0, 2)).view(heads, batch, queries, width)
-    return on_sequence + on_persistent.permute(1, 2, 0, 3)
+    return on_sequence + value_scale * on_persistent.permute(1, 2, 0, 3)

@@ -47,8 +47,10 @@ def _by_head(x: Tensor) -> Tensor:
 class _Heads:
     """The inputs of one call by head, and the buffers that all heads share."""
 
-    def __init__(self, inputs: tuple[Tensor, ...], window: int, dropped: int) -> None:
-        """`inputs` as `attend` takes them; a probability is dropped for `dropped` of 256 values of a byte."""
+    def __init__(
+        self, inputs: tuple[Tensor, ...], window: int, dropped: int, key_scale: float, value_scale: float
+    ) -> None:
+        """Inputs and scales as in `attend`; `dropped` of the 256 values of a byte drop."""
         q, k, v, r, u, w, pk, pv = inputs
         batch, queries, self.count, width = q.shape
         keys = k.shape[1]
@@ -59,9 +61,11 @@ class _Heads:
         self.pad = max(window - self.memory, 0)  # columns before the first key
         self.span = window + queries  # columns of the sequence part
 
-        self.q = _by_head(q).flatten(1, 2) * self.scale  # (h, B*T, c), as all queries here
-        self.qu = self.q + u.unsqueeze(1) * self.scale
-        self.qw = self.q + w.unsqueeze(1) * self.scale
+        q_heads = _by_head(q).flatten(1, 2)  # (h, B*T, c), as all queries here
+        self.qu = (q_heads + u.unsqueeze(1)) * self.scale
+        self.qw = (q_heads + w.unsqueeze(1)) * self.scale
+        self.qp = q_heads * (self.scale * key_scale)  # for the persistent keys
+        self.key_scale, self.value_scale = key_scale, value_scale
         self.k, self.v = _by_head(k[:, self.first :]), _by_head(v[:, self.first :])  # (h, B, S - first, c)
         self.r = _by_head(r[: window + 1].flip(0))  # (h, W+1, c), distance W first
         self.pk, self.pv = pk.unbind(1), pv.unbind(1)  # (N, c) each
@@ -97,7 +101,7 @@ class _Heads:
         band.copy_(self.rows(self.qw[head] @ self.r[head].T))
         scores[..., : self.pad].fill_(-math.inf)
         self.sequence(scores).baddbmm_(self.rows(self.qu[head]), self.k[head].mT)
-        torch.mm(self.q[head], self.pk[head].T, out=self.persistent(scores))
+        torch.mm(self.qp[head], self.pk[head].T, out=self.persistent(scores))
         return torch.softmax(scores, -1, out=scores)
 
     def draw(self, generator: np.random.BitGenerator) -> Tensor:
@@ -115,7 +119,7 @@ class _Heads:
     def forward(self, seed: int) -> tuple[Tensor, list[Tensor]]:
         """z (B, T, h, c) and the bits of the heads' dropout masks, none without dropout."""
         batch, queries, _ = self.shape
-        z = self.q.new_empty(batch, queries, self.count, self.q.shape[-1])
+        z = self.qp.new_empty(batch, queries, self.count, self.qp.shape[-1])
         masks = []
         generator = np.random.SFC64(seed)
         for head in range(self.count):
@@ -124,7 +128,7 @@ class _Heads:
                 masks.append(self.draw(generator))
                 scores.mul_(self.mask(masks[-1]))
             out = torch.bmm(self.sequence(scores), self.v[head])
-            out.flatten(0, 1).addmm_(self.persistent(scores), self.pv[head])
+            out.flatten(0, 1).addmm_(self.persistent(scores), self.pv[head], alpha=self.value_scale)
             z[:, :, head] = out / self.keep
         return z, masks
 
@@ -134,8 +138,8 @@ class _Heads:
         """The gradients of the inputs from that of z, None where not `needed`."""
         batch, queries, _ = self.shape
         dz_heads = _by_head(grad).flatten(1, 2) / self.keep  # (h, B*T, c)
-        width, seen, keys = self.q.shape[-1], self.r.shape[1], self.memory + queries
-        empty = self.q.new_empty
+        width, seen, keys = self.qp.shape[-1], self.r.shape[1], self.memory + queries
+        empty = self.qp.new_empty
         dq = empty(batch, queries, self.count, width)
         dk, dv = (empty(batch, keys, self.count, width) for _ in range(2))
         dr = empty(keys, self.count, width)
@@ -148,6 +152,7 @@ class _Heads:
 
         for head in range(self.count):
             scores, dz = self.probabilities(head), dz_heads[head]
+            dz_persistent = dz * self.value_scale
             dropped = scores
             if self.dropped:
                 mask = self.mask(masks[head])
@@ -155,12 +160,12 @@ class _Heads:
             if needed[2]:
                 dv[:, self.first :, head] = torch.bmm(self.rows(dz).mT, self.sequence(dropped)).mT
             if needed[7]:
-                dpv[:, head] = (dz.T @ self.persistent(dropped)).T
+                dpv[:, head] = (dz_persistent.T @ self.persistent(dropped)).T
             if not (any(needed[:2]) or any(needed[3:7])):
                 continue
             # gradient of the probabilities, then of the scores, in `work`; columns without a key stay 0
             torch.bmm(self.rows(dz), self.v[head].mT, out=self.sequence(work))
-            torch.mm(dz, self.pv[head].T, out=self.persistent(work))
+            torch.mm(dz_persistent, self.pv[head].T, out=self.persistent(work))
             if self.dropped:
                 work.mul_(mask)
             torch.ops.aten._softmax_backward_data.out(work, scores, -1, work.dtype, grad_input=work)
@@ -170,14 +175,14 @@ class _Heads:
                 content = torch.bmm(sequence, self.k[head]).flatten(0, 1)
                 position = band @ self.r[head]
                 du[head], dw[head] = content.sum(0), position.sum(0)
-                total = content.add_(position).addmm_(persistent, self.pk[head])
+                total = content.add_(position).addmm_(persistent, self.pk[head], alpha=self.key_scale)
                 dq[:, :, head] = self.rows(total)
             if needed[1]:
                 dk[:, self.first :, head] = torch.bmm(self.rows(self.qu[head]).mT, sequence).mT
             if needed[3]:
                 dr[:seen, head] = (self.qw[head].T @ band).T.flip(0)
             if needed[6]:
-                dpk[:, head] = (self.q[head].T @ persistent).T
+                dpk[:, head] = (self.qp[head].T @ persistent).T
         for x in (dq, du, dw):
             x.mul_(self.scale)
         grads = (dq, dk, dv, dr, du, dw, dpk, dpv)
@@ -188,10 +193,10 @@ class _Attend(torch.autograd.Function):
     """`attend` with a backward pass; keeps the inputs and the bits of the dropout mask."""
 
     @staticmethod
-    def forward(ctx: Any, window: int, dropped: int, seed: int, *inputs: Tensor) -> Tensor:
-        z, masks = _Heads(inputs, window, dropped).forward(seed)
+    def forward(ctx: Any, settings: tuple[int, int, float, float], seed: int, *inputs: Tensor) -> Tensor:
+        z, masks = _Heads(inputs, *settings).forward(seed)
         ctx.save_for_backward(*inputs, *masks)
-        ctx.settings = window, dropped
+        ctx.settings = settings
         return z
 
     @staticmethod
@@ -200,7 +205,7 @@ class _Attend(torch.autograd.Function):
         inputs, masks = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
         with torch.autocast(grad.device.type, enabled=False):
             heads = _Heads(inputs, *ctx.settings)
-            return None, None, None, *heads.backward(grad, masks, ctx.needs_input_grad[3:])
+            return None, None, *heads.backward(grad, masks, ctx.needs_input_grad[2:])
 
 
 def attend_fused(
@@ -214,6 +219,8 @@ def attend_fused(
     pv: Tensor,
     window: int,
     dropout: float,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """`allattn.model.core.attend` on a CPU, in the dtype of `q` (float32, float64 or bfloat16).
 
@@ -224,8 +231,9 @@ def attend_fused(
         inputs = tuple(x.to(q.dtype) for x in (q, k, v, r, u, w, pk, pv))
         dropped = min(round(256 * dropout), 255)
         seed = int(torch.randint(2**63 - 1, ())) if dropped else 0
+        settings = window, dropped, key_scale, value_scale
         if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-            result: Tensor = _Attend.apply(window, dropped, seed, *inputs)
+            result: Tensor = _Attend.apply(settings, seed, *inputs)
             return result
-        z, _ = _Heads(inputs, window, dropped).forward(seed)
+        z, _ = _Heads(inputs, *settings).forward(seed)
         return z

@@ -15,6 +15,7 @@ from torch import Tensor
 from allattn.model import fused
 from allattn.model.core import attend_plain
 from allattn.model.fused import _Heads, attend_fused
+from allattn.report.benchmark.yardstick import attend_yardstick
 
 NAMES = ("q", "k", "v", "r", "u", "w", "pk", "pv")
 BOTH = pytest.mark.parametrize("attend", [attend_fused, attend_plain], ids=["fused", "plain"])
@@ -102,6 +103,19 @@ def test_float64_each_tensor_on_its_own_scale(shape: Shape) -> None:
         )
 
 
+@pytest.mark.parametrize("attend", [attend_fused, attend_plain, attend_yardstick])
+@pytest.mark.parametrize("shape", SHAPES[::7], ids=str)
+def test_scales_of_persistent_vectors(attend: Attend, shape: Shape) -> None:
+    inputs = make(shape)
+    *others, pk, pv = inputs
+    scaled = reference_attend(*others, pk * 3.0, pv * 0.7, shape[-1])
+    z = attend(*inputs, shape[-1], 0.0, key_scale=3.0, value_scale=0.7)
+    dz = torch.randn_like(z)
+    assert error(z, scaled) < 1e-10
+    for x, y in zip(gradients(z, inputs, dz), gradients(scaled, inputs, dz), strict=True):
+        assert error(x, y) < 1e-10
+
+
 @BOTH
 @pytest.mark.parametrize("shape", SHAPES[::3], ids=str)
 def test_float32(attend: Attend, shape: Shape) -> None:
@@ -130,7 +144,7 @@ def drawn(shape: Shape, dropout: float, seed: int) -> Tensor:
     B, T, memory, h, _, N, window = shape
     torch.manual_seed(seed)
     dropped = round(256 * dropout)
-    heads = _Heads(inputs, window, dropped)
+    heads = _Heads(inputs, window, dropped, 1.0, 1.0)
     bits = np.random.SFC64(int(torch.randint(2**63 - 1, ())))
     keep = torch.zeros(B, h, T, T + memory + N, dtype=torch.float64)
     for head in range(h):

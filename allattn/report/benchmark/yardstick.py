@@ -24,10 +24,13 @@ def attend_yardstick(
     pv: Tensor,
     window: int,
     dropout: float,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """The same as `allattn.model.core.attend`: same arguments, same outputs."""
     batch, queries, width = q.shape[0], q.shape[1], q.shape[3]
     keys, persistent = k.shape[1], pk.shape[0]
+    pk, pv = pk * key_scale, pv * value_scale
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, h, T or S, c)
     r, pk, pv = (x.transpose(0, 1).repeat(batch, 1, 1, 1) for x in (r.flip(0), pk, pv))  # (B, h, S or N, c)
     content = (q + u.unsqueeze(1)) @ k.mT
