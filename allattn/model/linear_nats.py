@@ -41,15 +41,15 @@ class _LinearNats(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, columns, logits, *weights = ctx.saved_tensors
         for_x, _, *for_pieces = ctx.needs_input_grad
-        dx = torch.zeros_like(x) if for_x else None
+        dx: Tensor | None = None
         of_pieces: list[Tensor | None] = []
         with torch.autocast(grad.device.type, enabled=False):
             gradient = logits.exp_()  # of the logits: probabilities, less 1 at the column
             gradient[torch.arange(len(x), device=x.device), columns] -= 1
             gradient *= grad.unsqueeze(1)
             for index, (part, weight) in enumerate(zip(_split(gradient, weights), weights, strict=True)):
-                if dx is not None:
-                    dx.addmm_(part, weight)
+                if for_x:
+                    dx = part @ weight if dx is None else dx + part @ weight
                 of_pieces.append(part.T @ x if for_pieces[2 * index] else None)
                 of_pieces.append(part.sum(0) if for_pieces[2 * index + 1] else None)
         return dx, None, *of_pieces

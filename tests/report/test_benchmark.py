@@ -200,8 +200,16 @@ def check_ratios(record: dict[str, Any]) -> None:
     against = summary["steps"]["bfloat16"]["ours"]["training_step_against_float32_yardstick"]
     assert against == pytest.approx(median(plain) / median(mixed))
     assert row["training_tokens_per_second"] == pytest.approx(record["tokens_per_step"] / median(ours))
-    rate = max(x["multiply_adds"] / median(x["seconds"]) for x in record["products"]["float32"])
+    rates = {x["name"]: x["multiply_adds"] / median(x["seconds"]) for x in record["products"]["float32"]}
+    rate = max(rates.values())
     assert summary["rates"]["float32"]["multiply_adds_per_second"] == pytest.approx(rate)
+    assert rates.keys() >= {"square 16", "projection", "scores", "values", "gradient of keys or values"}
+    counted = record["multiply_adds"]
+    alone = 3 * counted["projections"] / rates["projection"]
+    for name in ("scores", "values", "gradient of keys or values"):
+        alone += counted["core"] / rates[name]
+    reached = 3 * counted["layers"] / alone / rate
+    assert summary["rates"]["float32"]["products_alone"] == pytest.approx(reached)
     layers = median(raw["layers_training"]["float32"]["ours"])
     reached = 3 * record["multiply_adds"]["layers"] / layers / rate
     assert row["layers_training_share_of_rate"] == pytest.approx(reached)
@@ -241,12 +249,14 @@ def test_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert record["pruned"]["heads_kept"] == [2, 0, 3]
     assert record["summary"]["pruned"]["share_kept"] == pytest.approx(5 / 12)
     for section in (record["steps"], record["one_layer"]["seconds"], record["pruned"]["seconds"]):
-        for by_precision in section.values():
-            assert set(by_precision) == {"float32", "bfloat16"}
+        for what, by_precision in section.items():
+            assert set(by_precision) == {"float32"} | ({"bfloat16"} if what != "generated_token" else set())
             assert all(len(x) == 3 for names in by_precision.values() for x in names.values())
     assert record["settings"]["model"]["width"] == 32
     assert record["machine"]["threads"] == torch.get_num_threads()
     assert record["peak_bytes"]["evaluation"]["bfloat16"] == {"yardstick": 9 + 8 * 10, "ours": 4 + 8 * 10}
+    peak = {"dense": 4 + 7 * 13, "pruned": 4 + 7 * 13}
+    assert record["pruned"]["peak_bytes"]["training_step"]["float32"] == peak
     peaks = {
         name: row["peak_against_yardstick"] for name, row in record["summary"]["steps"]["float32"].items()
     }
@@ -298,6 +308,11 @@ def made_up() -> dict[str, Any]:
     peaks = {p: {"yardstick": 400 * 2**20, "ours": 100 * 2**20} for p in ours}
     one = {p: {"8": [2.0], "6": [1.5], "4": [1.2], "2": [0.5]} for p in ours}
     pair = {p: {"dense": [2.0], "pruned": [1.25]} for p in ours}
+    of_a_layer = ("projection", "scores", "values", "gradient of keys or values")
+    products: list[dict[str, Any]] = [
+        {"name": name, "shape": [1, 2, 3], "multiply_adds": 4 * 10**9, "seconds": [1.0]}
+        for name in of_a_layer
+    ]
     return {
         "settings": {
             "batch_size": 4,
@@ -310,16 +325,23 @@ def made_up() -> dict[str, Any]:
         "tokens_per_step": 768,
         "products": {
             p: [
-                {"shape": [2, 2, 2], "multiply_adds": 8_000_000_000, "seconds": [2.0, 1.0, 1.0]},
-                {"shape": [4, 4, 4], "multiply_adds": 64_000_000_000, "seconds": [16.0]},
+                {
+                    "name": "square 2",
+                    "shape": [2, 2, 2],
+                    "multiply_adds": 8 * 10**9,
+                    "seconds": [2.0, 1.0, 1.0],
+                },
+                {"name": "square 4", "shape": [4, 4, 4], "multiply_adds": 64 * 10**9, "seconds": [16.0]},
+                *products,
             ]
             for p in ours
         },
-        "multiply_adds": {"layers": 2_000_000_000, "total": 3_000_000_000},
+        "multiply_adds": {"layers": 2 * 10**9, "total": 3 * 10**9, "core": 10**9, "projections": 10**9},
         "steps": {**dict.fromkeys(whole, times), **dict.fromkeys(parts, part)},
         "peak_bytes": {"training_step": peaks, "evaluation": peaks},
         "one_layer": {"heads": 8, "seconds": {"layers_training": one, "layers_inference": one}},
-        "pruned": {"heads": 8, "heads_kept": [6, 3], "seconds": dict.fromkeys(whole, pair)},
+        "pruned": {"heads": 8, "heads_kept": [6, 3], "seconds": dict.fromkeys(whole, pair)}
+        | {"peak_bytes": {"evaluation": {"float32": {"dense": 3 * 2**20, "pruned": 2 * 2**20}}}},
     }
 
 
@@ -332,7 +354,9 @@ def test_table_of_a_made_up_record() -> None:
         if line.startswith("|")
         for cells in [[cell.strip() for cell in line.strip("|").split("|")]]
     }
-    assert rows["float32"] == ["8.0", "2 x 2 x 2"]
+    assert rows["square 2"] == ["2 x 2 x 2", "8.0", "8.0"]
+    assert "it would reach 50% in float32 and 50% in bfloat16 of the product rate" in markdown(record)
+    assert rows["whole model, evaluation, float32"] == ["2,000.0", "1,250.0", "0.625", "384", "614", "3", "2"]
     assert rows["ours float32"] == [
         "768",
         "1,000.0",

@@ -46,7 +46,9 @@ def measure(config: BenchmarkConfig, pruned: AllAttentionLM | None, device: torc
         "products": lambda: measure_products(config, device),
         "multiply_adds": lambda: _multiply_adds(config),
         "steps": lambda: _steps(config, device),
-        "peak_bytes": lambda: _peaks(config, device) if config.peak_memory else {},
+        "peak_bytes": lambda: _peaks(
+            config, {(v.precision, v.name): (config.model, v) for v in variants(config.compile)}, device
+        ),
         "one_layer": lambda: {"heads": config.model.heads, "seconds": _one_layer(config, device)},
         "pruned": lambda: _pruned(config, pruned, device),
     }
@@ -78,12 +80,18 @@ def _steps(config: BenchmarkConfig, device: torch.device) -> dict[str, Any]:
     return _seconds(subjects, WHOLE + PARTS, config, device)
 
 
-def _peaks(config: BenchmarkConfig, device: torch.device) -> dict[str, Any]:
+def _peaks(
+    config: BenchmarkConfig,
+    models: dict[tuple[str, str], tuple[ModelConfig, Variant]],
+    device: torch.device,
+) -> dict[str, Any]:
+    """[action][precision][name], each in a process of its own."""
     found: dict[str, Any] = {}
-    for action in ("training_step", "evaluation"):
+    for action in ("training_step", "evaluation") if config.peak_memory else ():
         by_precision = found.setdefault(action, {precision: {} for precision in PRECISIONS})
-        for v in variants(config.compile):
-            by_precision[v.precision][v.name] = peak_bytes(config, v, action, device)
+        for (precision, name), (model, variant) in models.items():
+            sizes = replace(config, model=model)
+            by_precision[precision][name] = peak_bytes(sizes, variant, action, device)
     return found
 
 
@@ -103,15 +111,21 @@ def _pruned(config: BenchmarkConfig, pruned: AllAttentionLM | None, device: torc
         pruned = new_model(with_heads(config.model, config.heads), config.seed)
     sizes: ModelConfig = pruned.config
     dense = new_model(replace(sizes, heads_kept=None, output_scale=None, scale_absorbed=False), config.seed)
-    subjects = {
-        (precision, name): Subject(model, config, Variant("ours", precision), device)
+    models = {
+        (precision, name): (model, Variant("ours", precision))
         for precision in PRECISIONS
         for name, model in (("dense", dense), ("pruned", pruned))
     }
+    subjects = {key: Subject(model, config, variant, device) for key, (model, variant) in models.items()}
+    written = {key: subject for key, subject in subjects.items() if key[0] == "float32"}
     return {
         "heads": sizes.heads,
         "heads_kept": [len(sizes.kept(layer)) for layer in range(sizes.layers)],
-        "seconds": _seconds(subjects, [*WHOLE, "generated_token"], config, device),
+        "seconds": {
+            **_seconds(subjects, WHOLE, config, device),
+            **_seconds(written, ["generated_token"], config, device),
+        },
+        "peak_bytes": _peaks(config, {key: (m.config, v) for key, (m, v) in models.items()}, device),
     }
 
 

@@ -13,11 +13,11 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_bytes(config: BenchmarkConfig, variant: Variant, action: str, device: torch.device) -> int | None:
-    """Most bytes that the first call of a `Subject`'s action takes on top of those held before it.
+    """Most bytes that the first two calls of a `Subject`'s action take on top of those held before them.
 
-    A fresh process, so that nothing freed earlier is used again. In a training step the gradients and the
-    optimizer's moments are included. On a CPU it is the process's resident memory, on a GPU that of torch's
-    allocator.
+    A fresh process, so that nothing freed earlier is used again; two calls, as the second training step has
+    the optimizer's moments from its start. They and the gradients are included. On a CPU it is the process's
+    resident memory, on a GPU that of torch's allocator.
 
     Returns:
         None where the system does not tell (resident memory: Linux only).
@@ -35,10 +35,12 @@ def _peak(
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         run()
+        run()
         return torch.cuda.max_memory_allocated(device) - before
     try:
         _RESET.write_text("5")  # the highest resident memory so far is forgotten
         before = _resident("VmRSS")
+        run()
         run()
         return _resident("VmHWM") - before
     except OSError:

@@ -167,10 +167,9 @@ class Subject:
             self.model(self.segment.inputs, self.segment.targets, self.memory)
 
     def generated_token(self) -> None:
-        """The next token of a text that is written on, the likeliest one."""
+        """The next token of a text that is written on, the likeliest one; in float32, as generate writes."""
         self.model.eval()
-        with self._mixed():
-            next(self._written)
+        next(self._written)
 
     @cached_property
     def _written(self) -> Iterator[int]:

@@ -10,7 +10,8 @@ Record = dict[str, Any]
 
 def summarize(record: Record) -> Record:
     """What the raw repetitions say: per precision and name, and the targets with what was reached."""
-    rates = {precision: _best_rate(shapes) for precision, shapes in record["products"].items()}
+    counted = record["multiply_adds"]
+    rates = {precision: _rates(products, counted) for precision, products in record["products"].items()}
     summary: Record = {
         "rates": rates,
         "steps": _steps(record, rates),
@@ -28,10 +29,19 @@ def medians(seconds: Record) -> Record:
     }
 
 
-def _best_rate(shapes: list[Record]) -> Record:
-    rates = [(entry["multiply_adds"] / median(entry["seconds"]), entry["shape"]) for entry in shapes]
-    rate, shape = max(rates)
-    return {"multiply_adds_per_second": rate, "shape": shape}
+def _rates(products: list[Record], multiply_adds: Record) -> Record:
+    """Rate of every product, the best one, and what the layers' training would reach if only products took
+    time, each at the rate of its shape.
+    """
+    by_name = {entry["name"]: entry["multiply_adds"] / median(entry["seconds"]) for entry in products}
+    best = max(by_name, key=lambda name: by_name[name])
+    found = {"by_name": by_name, "best": best, "multiply_adds_per_second": by_name[best]}
+    core = ["scores", "values", "gradient of keys or values"]  # as many forward, twice as many backward
+    if all(name in by_name for name in core):
+        seconds = 3 * multiply_adds["projections"] / by_name["projection"]
+        seconds += sum(multiply_adds["core"] / by_name[name] for name in core)
+        found["products_alone"] = training_products(multiply_adds["layers"]) / seconds / by_name[best]
+    return found
 
 
 def _steps(record: Record, rates: Record) -> Record:
@@ -113,6 +123,7 @@ def _pruned(entry: Record) -> Record:
         "heads_total": entry["heads"] * len(kept),
         "share_kept": sum(kept) / (entry["heads"] * len(kept)),
         "seconds": time,
+        "peak_bytes": entry["peak_bytes"],
         "against_dense": {
             what: {precision: names["pruned"] / names["dense"] for precision, names in by_precision.items()}
             for what, by_precision in time.items()

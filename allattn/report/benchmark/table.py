@@ -37,54 +37,55 @@ def _machine(record: Record) -> str:
 
 
 def _rates(record: Record) -> str:
-    rows = [
-        [precision, f"{rate['multiply_adds_per_second'] / 1e9:,.1f}", " x ".join(map(str, rate["shape"]))]
-        for precision, rate in record["summary"]["rates"].items()
+    by_precision = record["summary"]["rates"]
+    rows = []
+    for entry in next(iter(record["products"].values())):
+        cells = [f"{rate['by_name'][entry['name']] / 1e9:,.1f}" for rate in by_precision.values()]
+        rows.append([entry["name"], " x ".join(map(str, entry["shape"])), *cells])
+    table = _table(["1e9 multiply-adds/s", "shape", *by_precision], rows)
+    alone = [
+        f"{rate['products_alone']:.0%} in {precision}"
+        for precision, rate in by_precision.items()
+        if "products_alone" in rate
     ]
-    return _table(["matrix products", "1e9 multiply-adds/s", "best shape"], rows)
+    if not alone:
+        return table
+    return (
+        f"{table}\n\nThe product rate is the best of these. If nothing but products took time in the layers' "
+        f"training, each at its shape's rate, it would reach {' and '.join(alone)} of the product rate."
+    )
 
 
 def _training(record: Record) -> str:
-    time = medians(record["steps"])
-    rows = []
-    for precision, names in record["summary"]["steps"].items():
-        for name, row in names.items():
-            rows.append(
-                [
-                    f"{name} {precision}",
-                    f"{row['training_tokens_per_second']:,.0f}",
-                    f"{1e3 * time['training_step'][precision][name]:,.1f}",
-                    _times(row["faster"]["training_step"]),
-                    _times(row["training_step_against_float32_yardstick"]),
-                    *_peak(row, "training_step"),
-                    f"{1e3 * time['layers_training'][precision][name]:,.1f}",
-                    _times(row["faster"]["layers_training"]),
-                    f"{row['layers_training_share_of_rate']:.0%}",
-                ]
-            )
-    head = ["training step", "tokens/s", "ms", "yardstick = 1x", "float32 yardstick = 1x", "peak, MiB"]
-    return _table([*head, "yardstick = 1", "layers, ms", "yardstick = 1x", "of the product rate"], rows)
+    return _variants(record, "training_step", "training", "layers_training")
 
 
 def _evaluation(record: Record) -> str:
+    return _variants(record, "evaluation", "evaluation", "layers_inference")
+
+
+def _variants(record: Record, action: str, tokens: str, layers: str) -> str:
+    """A row for every variant: the whole action, then its layers alone."""
     time = medians(record["steps"])
-    rows = []
-    for precision, names in record["summary"]["steps"].items():
-        for name, row in names.items():
-            rows.append(
-                [
-                    f"{name} {precision}",
-                    f"{row['evaluation_tokens_per_second']:,.0f}",
-                    f"{1e3 * time['evaluation'][precision][name]:,.1f}",
-                    _times(row["faster"]["evaluation"]),
-                    *_peak(row, "evaluation"),
-                    f"{1e3 * time['layers_inference'][precision][name]:,.1f}",
-                    _times(row["faster"]["layers_inference"]),
-                    f"{row['layers_inference_share_of_rate']:.0%}",
-                ]
-            )
-    head = ["evaluation", "tokens/s", "ms", "yardstick = 1x", "peak, MiB", "yardstick = 1"]
-    return _table([*head, "layers, ms", "yardstick = 1x", "of the product rate"], rows)
+    training = action == "training_step"
+    others = {"float32 yardstick = 1x": "training_step_against_float32_yardstick"} if training else {}
+    rows = [
+        [
+            f"{name} {precision}",
+            f"{row[f'{tokens}_tokens_per_second']:,.0f}",
+            f"{1e3 * time[action][precision][name]:,.1f}",
+            _times(row["faster"][action]),
+            *(_times(row[key]) for key in others.values()),
+            *_peak(row, action),
+            f"{1e3 * time[layers][precision][name]:,.1f}",
+            _times(row["faster"][layers]),
+            f"{row[f'{layers}_share_of_rate']:.0%}",
+        ]
+        for precision, names in record["summary"]["steps"].items()
+        for name, row in names.items()
+    ]
+    head = [action.replace("_", " "), "tokens/s", "ms", "yardstick = 1x", *others, "peak, MiB"]
+    return _table([*head, "yardstick = 1", "layers, ms", "yardstick = 1x", "of the product rate"], rows)
 
 
 def _parts(record: Record) -> str:
@@ -107,16 +108,22 @@ def _one_layer(record: Record) -> str:
 
 
 def _pruned(record: Record) -> str:
-    pruned = record["summary"]["pruned"]
+    pruned, tokens = record["summary"]["pruned"], record["tokens_per_step"]
     rows = []
     for what, by_precision in pruned["against_dense"].items():
         for precision, ratio in by_precision.items():
             time = pruned["seconds"][what][precision]
-            milliseconds = [f"{1e3 * time[name]:,.1f}" for name in ("dense", "pruned")]
-            rows.append([f"{_TITLES[what]}, {precision}", *milliseconds, f"{ratio:.3f}"])
+            row = [f"{_TITLES[what]}, {precision}"]
+            row += [f"{1e3 * time[name]:,.1f}" for name in ("dense", "pruned")] + [f"{ratio:.3f}"]
+            done = 1 if what == "generated_token" else tokens
+            row += [f"{done / time[name]:,.0f}" for name in ("dense", "pruned")]
+            peak = pruned["peak_bytes"].get(what, {}).get(precision, {})
+            rows.append(row + [_mebibytes(peak.get(name)) for name in ("dense", "pruned")])
     layers = len(record["pruned"]["heads_kept"])
     kept = f"{pruned['heads_kept']} of {pruned['heads_total']} heads ({pruned['share_kept']:.3f})"
-    return _table([f"{layers} layers, {kept} against all", "dense, ms", "pruned, ms", "ratio"], rows)
+    head = [f"{layers} layers, {kept} against all", "dense, ms", "pruned, ms", "ratio"]
+    head += ["dense, tokens/s", "pruned, tokens/s", "dense, peak MiB", "pruned, peak MiB"]
+    return _table(head, rows)
 
 
 def _targets(record: Record) -> str:
@@ -134,7 +141,11 @@ def _targets(record: Record) -> str:
 
 def _peak(row: Record, action: str) -> list[str]:
     peak, ratio = row["peak_bytes"].get(action), row["peak_against_yardstick"].get(action)
-    return ["" if peak is None else f"{peak / 2**20:,.0f}", "" if ratio is None else f"{ratio:.2f}"]
+    return [_mebibytes(peak), "" if ratio is None else f"{ratio:.2f}"]
+
+
+def _mebibytes(size: int | None) -> str:
+    return "" if size is None else f"{size / 2**20:,.0f}"
 
 
 def _times(ratio: float) -> str:
