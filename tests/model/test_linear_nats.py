@@ -1,0 +1,97 @@
+"""The cross-entropy of a linear map in one buffer, against torch's in separate steps."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from allattn.model.linear_nats import linear_nats
+
+Inputs = tuple[Tensor, Tensor, list[Tensor]]  # x, columns, pieces
+
+
+def inputs(rows: int, sizes: list[int], dtype: torch.dtype = torch.float64) -> Inputs:
+    noise = torch.Generator().manual_seed(0)
+    width = 5
+    x = torch.randn(rows, width, generator=noise, dtype=dtype).requires_grad_()
+    columns = torch.randint(sum(sizes), (rows,), generator=noise)
+    pieces = []
+    for size in sizes:
+        pieces.append(torch.randn(size, width, generator=noise, dtype=dtype).requires_grad_())
+        pieces.append(torch.randn(size, generator=noise, dtype=dtype).requires_grad_())
+    return x, columns, pieces
+
+
+def expected(x: Tensor, columns: Tensor, pieces: list[Tensor]) -> Tensor:
+    logits = F.linear(x, torch.cat(pieces[::2]), torch.cat(pieces[1::2]))
+    return F.cross_entropy(logits, columns, reduction="none")
+
+
+@pytest.mark.parametrize("sizes", [[7], [4, 3], [1, 1, 6], [1]])
+@pytest.mark.parametrize("rows", [1, 6, 0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_equals_separate_steps(sizes: list[int], rows: int, dtype: torch.dtype) -> None:
+    x, columns, pieces = inputs(rows, sizes, dtype)
+    bound = 1e-12 if dtype == torch.float64 else 1e-5
+    found, wanted = linear_nats(x, columns, *pieces), expected(x, columns, pieces)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, wanted, rtol=bound, atol=bound)
+    weights = torch.randn(rows, dtype=dtype)  # rows count differently
+    leaves = [x, *pieces]
+    gradients = torch.autograd.grad(found, leaves, weights)
+    for one, other in zip(gradients, torch.autograd.grad(wanted, leaves, weights), strict=True):
+        torch.testing.assert_close(one, other, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("alone", range(5))
+def test_gradients_of_single_inputs(alone: int) -> None:
+    x, columns, pieces = inputs(6, [4, 3])
+    leaves = [x, *pieces]
+    wanted = torch.autograd.grad(linear_nats(x, columns, *pieces).sum(), leaves)[alone]
+    x, *pieces = (leaf.detach().requires_grad_(index == alone) for index, leaf in enumerate(leaves))
+    linear_nats(x, columns, *pieces).sum().backward()
+    found = [leaf.grad for leaf in (x, *pieces)]
+    assert [gradient is not None for gradient in found] == [index == alone for index in range(5)]
+    assert torch.equal(found[alone], wanted)
+
+
+def test_inputs_stay_as_they_are() -> None:
+    x, columns, pieces = inputs(4, [3, 2])
+    before = [leaf.detach().clone() for leaf in (x, columns, *pieces)]
+    linear_nats(x, columns, *pieces).sum().backward()
+    assert all(torch.equal(one, other) for one, other in zip(before, (x, columns, *pieces), strict=True))
+
+
+def test_a_second_backward_pass_raises_instead_of_lying() -> None:
+    """The log-probabilities were overwritten by the gradient."""
+    x, columns, pieces = inputs(4, [3, 2])
+    nats = linear_nats(x, columns, *pieces).sum()
+    nats.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        nats.backward()
+
+
+@pytest.mark.parametrize("column", [-1, 5])
+def test_a_column_that_is_not_there_raises(column: int) -> None:
+    x, columns, pieces = inputs(4, [3, 2])
+    columns[2] = column
+    with pytest.raises((RuntimeError, IndexError)):
+        linear_nats(x, columns, *pieces)
+
+
+def test_backward_under_autocast_stays_in_the_inputs_precision() -> None:
+    x, columns, pieces = inputs(6, [4, 3], torch.float32)
+    leaves = [x, *pieces]
+    wanted = torch.autograd.grad(linear_nats(x, columns, *pieces).sum(), leaves)
+    nats = linear_nats(x, columns, *pieces).sum()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.autograd.grad(nats, leaves)
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_nothing_is_kept_without_gradient() -> None:
+    x, columns, pieces = inputs(4, [3, 2])
+    with torch.no_grad():
+        assert linear_nats(x, columns, *pieces).grad_fn is None
+    with torch.inference_mode():
+        torch.testing.assert_close(linear_nats(x, columns, *pieces), expected(x, columns, pieces))
