@@ -37,12 +37,13 @@ class StepBar(Callback):
     def __init__(self, first: int, last_step: int) -> None:
         self.columns = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=None),  # takes what the rest leaves, 4 columns of a terminal of 80
             MofNCompleteColumn(),
             TextColumn("{task.fields[shown]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=Console(stderr=True),
+            expand=True,
         )
         self.task = self.columns.add_task("training", total=last_step, completed=first, shown="")
 
@@ -178,8 +179,8 @@ class BetweenSteps(Callback):
         row["tokens_per_second"] = (step - first) * self.tokens_per_step / (now - began)
         row["peak_memory_gib"] = _peak_memory(task.device) / 2**30
         self._timed_from = (now, step)
-        speed = f"{row['tokens_per_second']:,.0f} tokens/s"
-        task.shown = f"loss {row['loss']:.3f}  perplexity {row['perplexity']:.1f}  {speed}"
+        speed = f"{row['tokens_per_second']:,.0f} tok/s"
+        task.shown = f"loss {row['loss']:.3f}  ppl {row['perplexity']:.1f}  {speed}"
         return row
 
     def _stopping(self, trainer: L.Trainer) -> bool:

@@ -15,18 +15,19 @@ from allattn.training.optimizers import make_optimizer
 from allattn.training.run_folder import RunFolder
 
 
-def test_the_bar_shows_loss_perplexity_speed_and_time(
+def test_the_bar_fits_into_eighty_columns_with_loss_perplexity_speed_and_time(
     runs: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     folder = runs.run(runs.pretraining("bar", schedule__steps=3, trainer__progress=True))
     row = read_metrics(folder.metrics)[-1]
     shown = capsys.readouterr().err
     assert "pretrain" in shown
     assert "3/3" in shown
     assert f"loss {float(row['loss']):.3f}" in shown
-    assert f"perplexity {float(row['perplexity']):.1f}" in shown
-    assert "tokens/s" in shown
+    assert f"ppl {float(row['perplexity']):.1f}" in shown
+    assert "tok/s" in shown
+    assert "…" not in shown
     assert shown.count("0:00:0") >= 2, "time taken and time left"
 
 
