@@ -93,7 +93,7 @@ class TrainerConfig:
     accumulation: int = 1  # groups of streams per update; does not change the update, only its memory
     log_interval: int = 50  # optimizer steps between rows of metrics
     checkpoint_interval: int = 1_000  # optimizer steps between checkpoints
-    compile: bool = False  # torch.compile the layers
+    compile: bool = False  # torch.compile the layers: for GPUs, on a CPU it is slower
     progress: bool = True
 
 
