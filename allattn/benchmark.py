@@ -21,7 +21,7 @@ def benchmark(config: BenchmarkConfig) -> dict[str, Any]:
     """Measure, write benchmark.json and benchmark.md, print the tables; the record.
 
     Raises:
-        InputError: a setting, the device or the checkpoint cannot be used.
+        InputError: a setting, the device, the checkpoint or the folder cannot be used.
     """
     check_benchmark(config)
     device = _device(config.device)
@@ -34,9 +34,12 @@ def benchmark(config: BenchmarkConfig) -> dict[str, Any]:
     record = {"settings": plain(config), **measure(config, pruned, device)}
     record["summary"] = summarize(record)
     tables = markdown(record)
-    (folder / "benchmark.json").write_text(json.dumps(record, indent=1) + "\n")
-    (folder / "benchmark.md").write_text(tables)
     print(tables)
+    try:
+        (folder / "benchmark.json").write_text(json.dumps(record, indent=1) + "\n")
+        (folder / "benchmark.md").write_text(tables)
+    except OSError as error:
+        raise InputError(f"folder={folder}: cannot be written ({error.strerror})") from None
     return record
 
 

@@ -4,7 +4,7 @@ T queries, S keys in the sequence (memory first), h heads present, c head width,
 """
 
 import math
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,26 @@ from torch import Tensor
 
 from allattn.model.fused import attend_fused
 
-Core = Callable[..., Tensor]  # a function with `attend`'s signature
+
+class Core(Protocol):
+    """A function that can stand in for `attend`."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        r: Tensor,
+        u: Tensor,
+        w: Tensor,
+        pk: Tensor,
+        pv: Tensor,
+        window: int,
+        dropout: float,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
+    ) -> Tensor:
+        """See `attend`."""
 
 
 def visible(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
@@ -68,7 +87,7 @@ def attend(
         (B, T, h, c) in the dtype of `q`.
     """
     fused = q.device.type == "cpu" and not torch.compiler.is_compiling()
-    core = attend_fused if fused else attend_plain
+    core: Core = attend_fused if fused else attend_plain
     return core(q, k, v, r, u, w, pk, pv, window, dropout, key_scale, value_scale)
 
 

@@ -29,12 +29,12 @@ _kept = threading.local()
 
 
 def _buffer(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """This thread's buffer of that name, with whatever an earlier call left in it."""
+    """This thread's buffer of that name, with whatever an earlier call left in it; it never shrinks."""
     elements = math.prod(shape)
     held: Tensor | None = getattr(_kept, name, None)
     if held is None or held.numel() < elements or held.dtype != dtype:
         with torch.inference_mode(False):  # fit for every later call
-            held = torch.empty(elements, dtype=dtype)
+            held = torch.empty(elements, dtype=dtype, device="cpu")
         setattr(_kept, name, held)
     return held[:elements].view(shape)
 
@@ -50,7 +50,7 @@ class _Heads:
     def __init__(
         self, inputs: tuple[Tensor, ...], window: int, dropped: int, key_scale: float, value_scale: float
     ) -> None:
-        """Inputs and scales as in `attend`; `dropped` of the 256 values of a byte drop."""
+        """Inputs and scales as in `attend`; `dropped` of the 256 values of a byte drop a probability."""
         q, k, v, r, u, w, pk, pv = inputs
         batch, queries, self.count, width = q.shape
         keys = k.shape[1]
@@ -105,7 +105,7 @@ class _Heads:
         return torch.softmax(scores, -1, out=scores)
 
     def draw(self, generator: np.random.BitGenerator) -> Tensor:
-        """(B * T * (W+T+N) / 8,) uint8, one bit for every probability of a head, 1 where it is kept."""
+        """uint8 with one bit for every probability (B, T, W+T+N) of a head, 1 where it is kept."""
         bits = np.empty((self.scores.numel() + 7) // 8, dtype=np.uint8)
         for block in np.split(bits, range(_BLOCK, len(bits), _BLOCK)):  # a word of 8 bytes for 8 bits
             block[:] = np.packbits(generator.random_raw(len(block)).view(np.uint8) >= self.dropped)

@@ -10,8 +10,8 @@ from torch.autograd.function import once_differentiable
 def linear_nats(x: Tensor, columns: Tensor, *pieces: Tensor) -> Tensor:
     """-log softmax([W_1; W_2; ...] x + [b_1; b_2; ...]) at each row's column.
 
-    The pieces are not joined, and nothing of size R * C is kept but the log-probabilities; a second backward
-    pass through the same result raises.
+    The pieces are not joined, and nothing of size R * C is kept but the log-probabilities, which the backward
+    pass overwrites.
 
     Args:
         x: (R, d) inputs.
@@ -20,6 +20,9 @@ def linear_nats(x: Tensor, columns: Tensor, *pieces: Tensor) -> Tensor:
 
     Returns:
         (R,) nats, in the dtype of `x`.
+
+    Raises:
+        RuntimeError: a column is outside 0..C-1; or, from torch, on a second backward pass.
     """
     result: Tensor = _LinearNats.apply(x, columns, *pieces)
     return result
@@ -45,7 +48,7 @@ class _LinearNats(torch.autograd.Function):
         of_pieces: list[Tensor | None] = []
         with torch.autocast(grad.device.type, enabled=False):
             gradient = logits.exp_()  # of the logits: probabilities, less 1 at the column
-            gradient[torch.arange(len(x), device=x.device), columns] -= 1
+            gradient.scatter_add_(1, columns.unsqueeze(1), -gradient.new_ones(len(x), 1))
             gradient *= grad.unsqueeze(1)
             for index, (part, weight) in enumerate(zip(_split(gradient, weights), weights, strict=True)):
                 if for_x:

@@ -89,9 +89,7 @@ def make_optimizer(
         from allattn.training.lamb import WholeNormLamb
 
         groups = [{**group, "adam": group["name"] == "gates", "adam_debias": True} for group in groups]
-        together = any(p.is_cuda or isinstance(p, DTensor) for group in groups for _, p in group["params"])
-        foreach = None if together else False  # weight by weight needs less memory, on CPUs less time too
-        return WholeNormLamb(groups, lr=config.learning_rate, betas=betas, eps=config.eps, foreach=foreach)
+        return WholeNormLamb(groups, lr=config.learning_rate, betas=betas, eps=config.eps)
     if config.name is OptimizerName.muon:
         return MuonWithAdamW(groups, config.learning_rate, betas, config.eps)
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.eps, fused=fused)

@@ -13,16 +13,27 @@ from reference import reference_attend
 from torch import Tensor
 
 from allattn.model import fused
-from allattn.model.core import attend_plain
+from allattn.model.core import attend, attend_plain
 from allattn.model.fused import _Heads, attend_fused
 from allattn.report.benchmark.yardstick import attend_yardstick
 
 NAMES = ("q", "k", "v", "r", "u", "w", "pk", "pv")
-BOTH = pytest.mark.parametrize("attend", [attend_fused, attend_plain], ids=["fused", "plain"])
 
 
+def on_gpu(*inputs: Any, **settings: float) -> Tensor:
+    """The core that a GPU gets, from and to the CPU."""
+    there = (x.cuda() if isinstance(x, Tensor) else x for x in inputs)
+    return attend(*there, **settings).cpu()
+
+
+GPU = pytest.param(
+    on_gpu, id="gpu", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+)
+FUSED, PLAIN = pytest.param(attend_fused, id="fused"), pytest.param(attend_plain, id="plain")
+YARDSTICK = pytest.param(attend_yardstick, id="yardstick")
+CORES = pytest.mark.parametrize("core", [FUSED, PLAIN, GPU])
 Shape = tuple[int, int, int, int, int, int, int]  # B, T, memory, h, c, N, window
-Attend = Callable[..., Tensor]
+Attend = Callable[..., Tensor]  # `attend` or what stands in for it
 
 
 def make(
@@ -66,12 +77,25 @@ def shapes() -> list[Shape]:
 SHAPES = shapes()
 
 
-def worst(attend: Attend, shape: Shape, dtype: torch.dtype, spread: float = 1.0) -> list[float]:
+def scales(shape: Shape) -> tuple[float, float]:
+    """key_scale sqrt(c) and value_scale sqrt(N), as a layer has them."""
+    c, N = shape[4:6]
+    return c**0.5, N**0.5
+
+
+def exactly(inputs: Any, shape: Shape, keep: Tensor | None = None) -> Tensor:
+    """The loop, with scaled persistent vectors."""
+    *others, pk, pv = inputs
+    key_scale, value_scale = scales(shape)
+    return reference_attend(*others, pk * key_scale, pv * value_scale, shape[-1], keep)
+
+
+def worst(core: Attend, shape: Shape, dtype: torch.dtype, spread: float = 1.0) -> list[float]:
     """Errors of z and every gradient against the float64 loop on the same (rounded) inputs."""
     inputs = make(shape, dtype, spread=spread)
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    reference = reference_attend(*exact, shape[-1])
-    z = attend(*inputs, shape[-1], 0.0)
+    reference = exactly(exact, shape)
+    z = core(*inputs, shape[-1], 0.0, *scales(shape))
     assert z.dtype == dtype
     dz = torch.randn(reference.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(
         dtype
@@ -85,16 +109,16 @@ def worst(attend: Attend, shape: Shape, dtype: torch.dtype, spread: float = 1.0)
     return [((x.double() - y).abs().max() / scale).item() if x.numel() else 0.0 for x, y in pairs]
 
 
-@BOTH
+@CORES
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_float64(attend: Attend, shape: Shape) -> None:
-    assert max(worst(attend, shape, torch.float64)) < 1e-10
+def test_float64(core: Attend, shape: Shape) -> None:
+    assert max(worst(core, shape, torch.float64)) < 1e-10
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_float64_each_tensor_on_its_own_scale(shape: Shape) -> None:
     inputs = make(shape)
-    reference, z = reference_attend(*inputs, shape[-1]), attend_fused(*inputs, shape[-1], 0.0)
+    reference, z = exactly(inputs, shape), attend_fused(*inputs, shape[-1], 0.0, *scales(shape))
     dz = torch.randn_like(reference)
     assert error(z, reference) < 1e-10
     for name, x, y in zip(NAMES, gradients(z, inputs, dz), gradients(reference, inputs, dz), strict=True):
@@ -103,29 +127,29 @@ def test_float64_each_tensor_on_its_own_scale(shape: Shape) -> None:
         )
 
 
-@pytest.mark.parametrize("attend", [attend_fused, attend_plain, attend_yardstick])
+@pytest.mark.parametrize("core", [FUSED, PLAIN, YARDSTICK, GPU])
 @pytest.mark.parametrize("shape", SHAPES[::7], ids=str)
-def test_scales_of_persistent_vectors(attend: Attend, shape: Shape) -> None:
+def test_any_scales_of_persistent_vectors(core: Attend, shape: Shape) -> None:
     inputs = make(shape)
     *others, pk, pv = inputs
     scaled = reference_attend(*others, pk * 3.0, pv * 0.7, shape[-1])
-    z = attend(*inputs, shape[-1], 0.0, key_scale=3.0, value_scale=0.7)
+    z = core(*inputs, shape[-1], 0.0, key_scale=3.0, value_scale=0.7)
     dz = torch.randn_like(z)
     assert error(z, scaled) < 1e-10
     for x, y in zip(gradients(z, inputs, dz), gradients(scaled, inputs, dz), strict=True):
         assert error(x, y) < 1e-10
 
 
-@BOTH
+@CORES
 @pytest.mark.parametrize("shape", SHAPES[::3], ids=str)
-def test_float32(attend: Attend, shape: Shape) -> None:
-    assert max(worst(attend, shape, torch.float32)) < 1e-5
+def test_float32(core: Attend, shape: Shape) -> None:
+    assert max(worst(core, shape, torch.float32)) < 1e-5
 
 
-@BOTH
+@CORES
 @pytest.mark.parametrize("shape", SHAPES[::3], ids=str)
-def test_bfloat16(attend: Attend, shape: Shape) -> None:
-    assert max(worst(attend, shape, torch.bfloat16)) < 0.03
+def test_bfloat16(core: Attend, shape: Shape) -> None:
+    assert max(worst(core, shape, torch.bfloat16)) < 0.03
 
 
 @pytest.mark.parametrize("shape", [(2, 33, 20, 2, 16, 130, 20), (2, 40, 40, 1, 64, 256, 40)], ids=str)
@@ -161,9 +185,9 @@ def drawn(shape: Shape, dropout: float, seed: int) -> Tensor:
 def test_backward_uses_the_mask_of_the_forward_pass(shape: Shape, dropout: float) -> None:
     inputs = make(shape)
     keep = drawn(shape, dropout, 7)
-    reference = reference_attend(*inputs, shape[-1], keep)
+    reference = exactly(inputs, shape, keep)
     torch.manual_seed(7)
-    z = attend_fused(*inputs, shape[-1], dropout)
+    z = attend_fused(*inputs, shape[-1], dropout, *scales(shape))
     torch.manual_seed(8)  # the backward pass must not depend on the global generator
     dz = torch.randn_like(z)
     assert error(z, reference) < 1e-10
@@ -194,13 +218,32 @@ def test_dropout_statistics(dropout: float) -> None:
     assert deviation.abs().max().item() < 5
 
 
-def test_output_is_unbiased() -> None:
+@CORES
+def test_output_is_unbiased(core: Attend) -> None:
     shape = (1, 3, 2, 2, 4, 6, 2)
     inputs = [x.detach() for x in make(shape)]
     torch.manual_seed(0)
-    draws = torch.stack([attend_fused(*inputs, shape[-1], 0.3) for _ in range(4000)])
-    off = (draws.mean(0) - attend_fused(*inputs, shape[-1], 0.0)) / (draws.std(0) / 4000**0.5)
+    draws = torch.stack([core(*inputs, shape[-1], 0.3) for _ in range(4000)])
+    off = (draws.mean(0) - core(*inputs, shape[-1], 0.0)) / (draws.std(0) / 4000**0.5)
+    assert draws.std(0).min() > 0
     assert off.abs().max().item() < 5
+
+
+@CORES
+def test_share_of_dropped_probabilities(core: Attend) -> None:
+    """With values 1 and equal scores every output is the share kept, over what is kept on average."""
+    B, T, h, N = 4, 16, 2, 500
+    q, k, v = (torch.zeros(B, T, h, 1, dtype=torch.float64) for _ in range(3))
+    bias, r = torch.zeros(h, 1, dtype=torch.float64), torch.zeros(T, h, 1, dtype=torch.float64)
+    pk, pv = torch.zeros(N, h, 1, dtype=torch.float64), torch.ones(N, h, 1, dtype=torch.float64)
+    torch.manual_seed(0)
+    z = core(q, k, v + 1, r, bias, bias, pk, pv, T, 0.2)
+    seen = N + torch.arange(1, T + 1).view(1, T, 1, 1)
+    keep = 1 - (51 / 256 if core is attend_fused else 0.2)
+    kept = z * keep * seen
+    torch.testing.assert_close(kept, kept.round(), rtol=0, atol=1e-6)  # whole numbers of probabilities
+    total = float(seen.sum()) * B * h
+    assert abs(float(kept.sum()) / total - keep) < 4 * (keep * (1 - keep) / total) ** 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -236,7 +279,7 @@ def test_no_dropout_draws_nothing() -> None:
 def test_gradcheck(shape: Shape, dropout: float) -> None:
     def run(*inputs: Tensor) -> Tensor:
         torch.manual_seed(3)
-        return attend_fused(*inputs, shape[-1], dropout)
+        return attend_fused(*inputs, shape[-1], dropout, *scales(shape))
 
     assert torch.autograd.gradcheck(run, make(shape), fast_mode=False)
 
@@ -307,6 +350,8 @@ def test_a_call_leaves_nothing_to_later_ones() -> None:
     for (inputs, window), fresh in zip(calls * 2, expected * 2, strict=True):
         for x, y in zip(run(inputs, window), fresh, strict=True):
             assert torch.equal(x, y)
+        for buffer in vars(fused._kept).values():
+            buffer.fill_(torch.nan)
 
 
 def test_threads_do_not_share_buffers() -> None:
@@ -327,6 +372,6 @@ def test_bfloat16_keeps_onednn_enabled() -> None:
         (4, 64, 0, 2, 64, 256, 64),
     ]:
         inputs = make(shape, torch.bfloat16)
-        z = attend_fused(*inputs, shape[-1], 0.2)
+        z = attend_fused(*inputs, shape[-1], 0.2, *scales(shape))
         gradients(z, inputs, torch.ones_like(z))
     assert torch._C._get_mkldnn_enabled()

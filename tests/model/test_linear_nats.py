@@ -7,6 +7,7 @@ from torch import Tensor
 
 from allattn.model.linear_nats import linear_nats
 
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))
 Inputs = tuple[Tensor, Tensor, list[Tensor]]  # x, columns, pieces
 
 
@@ -53,6 +54,23 @@ def test_gradients_of_single_inputs(alone: int) -> None:
     found = [leaf.grad for leaf in (x, *pieces)]
     assert [gradient is not None for gradient in found] == [index == alone for index in range(5)]
     assert torch.equal(found[alone], wanted)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize(("rows", "sizes"), [(6, [4, 3]), (192, [20_000, 3]), (24, [160_000])], ids=str)
+def test_float32_against_float64(rows: int, sizes: list[int], device: str) -> None:
+    """At the paper's sizes too, where the buffer is worked on by several threads."""
+    exact_x, columns, exact_pieces = inputs(rows, sizes)
+    exact_leaves = [exact_x, *exact_pieces]
+    leaves = [x.detach().float().to(device).requires_grad_() for x in exact_leaves]
+    exact_leaves = [x.detach().double().cpu().requires_grad_() for x in leaves]  # the rounded ones
+    wanted = expected(exact_leaves[0], columns, exact_leaves[1:])
+    found = linear_nats(leaves[0], columns.to(device), *leaves[1:])
+    weights = torch.randn(rows, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    exact = [wanted, *torch.autograd.grad(wanted, exact_leaves, weights)]
+    rounded = [found, *torch.autograd.grad(found, leaves, weights.float().to(device))]
+    for one, other in zip(rounded, exact, strict=True):
+        assert ((one.double().cpu() - other).abs().max() / other.abs().max()).item() < 1e-5
 
 
 def test_inputs_stay_as_they_are() -> None:

@@ -15,6 +15,7 @@ from allattn.pruning.config import GatesConfig
 from allattn.pruning.gates import HeadGates
 from allattn.settings import in_steps
 from allattn.training.config import OptimizerConfig, OptimizerName, ScheduleConfig
+from allattn.training.lamb import WholeNormLamb
 from allattn.training.optimizers import make_optimizer, parameter_groups, set_learning_rates
 
 RATE, BETAS, EPS, DECAY = 0.02, (0.8, 0.95), 1e-6, 0.1
@@ -90,6 +91,37 @@ def test_lamb(steps: int) -> None:
     take_steps(optimizer, parameters, range(steps))
     for name, parameter in parameters.items():
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-9, atol=0, msg=name)
+
+
+def test_lamb_of_single_weights_is_that_of_weights_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU one weight follows the other, on a GPU all of a group go together; the group does not tell."""
+    ways: set[str] = set()
+    results, groups = [], []
+
+    def noted(name: str) -> Callable[..., None]:
+        own = getattr(WholeNormLamb, name)
+
+        def note(*arguments: Any) -> None:
+            ways.add(name)
+            own(*arguments)
+
+        return note
+
+    for name in ("update", "_step_foreach"):
+        monkeypatch.setattr(WholeNormLamb, name, noted(name))
+    for way in ("update", "_step_foreach"):
+        ways.clear()
+        if way == "_step_foreach":
+            monkeypatch.setattr(WholeNormLamb, "_can_use_foreach", lambda self, group: True)
+        parameters = toy()
+        optimizer = make_optimizer(toy_groups(parameters, 0.0), config(OptimizerName.lamb, 0.0))
+        take_steps(optimizer, parameters, range(3))
+        assert ways == {way}
+        results.append([p.detach() for p in parameters.values()])
+        groups.append([{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=0)
+    assert groups[0] == groups[1]
 
 
 def test_lamb_step_is_the_rate_times_the_clamped_norm() -> None:

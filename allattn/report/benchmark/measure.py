@@ -117,13 +117,13 @@ def _pruned(config: BenchmarkConfig, pruned: AllAttentionLM | None, device: torc
         for name, model in (("dense", dense), ("pruned", pruned))
     }
     subjects = {key: Subject(model, config, variant, device) for key, (model, variant) in models.items()}
-    written = {key: subject for key, subject in subjects.items() if key[0] == "float32"}
+    in_float32 = {key: subject for key, subject in subjects.items() if key[0] == "float32"}
     return {
         "heads": sizes.heads,
         "heads_kept": [len(sizes.kept(layer)) for layer in range(sizes.layers)],
         "seconds": {
             **_seconds(subjects, WHOLE, config, device),
-            **_seconds(written, ["generated_token"], config, device),
+            **_seconds(in_float32, ["generated_token"], config, device),
         },
         "peak_bytes": _peaks(config, {key: (m.config, v) for key, (m, v) in models.items()}, device),
     }

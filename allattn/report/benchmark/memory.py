@@ -30,17 +30,20 @@ def _peak(
     config: BenchmarkConfig, variant: Variant, action: str, device: torch.device, threads: int
 ) -> int | None:
     torch.set_num_threads(threads)
-    run = getattr(Subject(new_model(config.model, config.seed), config, variant, device), action)
+    once = getattr(Subject(new_model(config.model, config.seed), config, variant, device), action)
+
+    def run() -> None:
+        once()
+        once()
+
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        run()
         run()
         return torch.cuda.max_memory_allocated(device) - before
     try:
         _RESET.write_text("5")  # the highest resident memory so far is forgotten
         before = _resident("VmRSS")
-        run()
         run()
         return _resident("VmHWM") - before
     except OSError:

@@ -1,6 +1,7 @@
 """One model in one precision, and the actions on it that are timed."""
 
 import copy
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -32,11 +33,6 @@ class Variant:
     precision: str = "float32"  # bfloat16: mixed, by autocast
     core: Core = attend
     compiled: bool = False
-
-    @property
-    def label(self) -> str:
-        """Its name in the results."""
-        return f"{self.name} {self.precision}"
 
 
 def variants(compiled: bool) -> list[Variant]:
@@ -198,10 +194,14 @@ class Subject:
 
     def core_training(self) -> None:
         """Forward and backward of every layer's attention core."""
-        dropout = self.model.config.attention_dropout
+        config = self.model.config
+        key_scale, value_scale = math.sqrt(config.head_width), math.sqrt(config.persistent_vectors)
         for inputs in self.core_inputs:
+            q, k, v, r, u, w, pk, pv = inputs
             with self._mixed():
-                out = self.variant.core(*inputs, self._window, dropout)
+                out = self.variant.core(
+                    q, k, v, r, u, w, pk, pv, self._window, config.attention_dropout, key_scale, value_scale
+                )
             self._gradients(out, list(inputs))
 
     def softmax_training(self) -> None:

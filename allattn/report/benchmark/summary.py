@@ -31,12 +31,12 @@ def medians(seconds: Record) -> Record:
 
 def _rates(products: list[Record], multiply_adds: Record) -> Record:
     """Rate of every product, the best one, and what the layers' training would reach if only products took
-    time, each at the rate of its shape.
+    time, none twice, at the rates of `product_shapes`.
     """
     by_name = {entry["name"]: entry["multiply_adds"] / median(entry["seconds"]) for entry in products}
     best = max(by_name, key=lambda name: by_name[name])
     found = {"by_name": by_name, "best": best, "multiply_adds_per_second": by_name[best]}
-    core = ["scores", "values", "gradient of keys or values"]  # as many forward, twice as many backward
+    core = ["scores", "values", "gradient of keys or values"]  # a third of the core's training each
     if all(name in by_name for name in core):
         seconds = 3 * multiply_adds["projections"] / by_name["projection"]
         seconds += sum(multiply_adds["core"] / by_name[name] for name in core)
@@ -54,21 +54,18 @@ def _steps(record: Record, rates: Record) -> Record:
         for name in names:
             row = {what: by_precision[precision][name] for what, by_precision in time.items()}
             found[precision][name] = {
-                "training_tokens_per_second": tokens / row["training_step"],
-                "evaluation_tokens_per_second": tokens / row["evaluation"],
+                "tokens_per_second": {what: tokens / row[what] for what in ("training_step", "evaluation")},
                 "faster": {
                     what: time[what][precision]["yardstick"] / row[what]
                     for what in ("training_step", "layers_training", "evaluation", "layers_inference")
                 },
                 "training_step_against_float32_yardstick": time["training_step"]["float32"]["yardstick"]
                 / row["training_step"],
-                "layers_training_share_of_rate": training_products(counted["layers"])
-                / row["layers_training"]
-                / rate,
-                "layers_inference_share_of_rate": counted["layers"] / row["layers_inference"] / rate,
-                "training_step_share_of_rate": training_products(counted["total"])
-                / row["training_step"]
-                / rate,
+                "share_of_rate": {
+                    "training_step": training_products(counted["total"]) / row["training_step"] / rate,
+                    "layers_training": training_products(counted["layers"]) / row["layers_training"] / rate,
+                    "layers_inference": counted["layers"] / row["layers_inference"] / rate,
+                },
                 "peak_bytes": {what: peaks[precision][name] for what, peaks in peak.items()},
                 "peak_against_yardstick": {
                     what: _ratio(peaks[precision][name], peaks[precision]["yardstick"])
@@ -92,7 +89,7 @@ def _parts(seconds: Record) -> Record:
             row = {what: by_precision[precision][name] for what, by_precision in time.items()}
             parts = {
                 "attention core": row["core_training"],
-                "projections": row["layers_training"] - row["core_training"],
+                "projections and norms": row["layers_training"] - row["core_training"],
                 "adaptive softmax": row["softmax_training"],
                 "embedding": row["embedding_training"],
                 "optimizer": row["update"],
@@ -148,7 +145,7 @@ def _targets(summary: Record, heads: int) -> list[Record]:
         reached = row["peak_against_yardstick"].get("training_step")
         target(f"peak memory of a training step against the yardstick's, {precision}", reached, 0.5, False)
     for precision, row in ours.items():
-        reached = row["layers_training_share_of_rate"]
+        reached = row["share_of_rate"]["layers_training"]
         target(f"layers' training arithmetic against the product rate, {precision}", reached, 0.6, True)
     for precision, slack in (("float32", 1.1), ("bfloat16", 1.2)):
         for kept, reached in summary["one_layer"]["layers_inference"][precision].items():
@@ -158,13 +155,9 @@ def _targets(summary: Record, heads: int) -> list[Record]:
                     f"inference of a layer with {kept} of {heads} heads, {precision}", reached, limit, False
                 )
     pruned = summary["pruned"]
-    limit, of = (
-        round(1.1 * pruned["share_kept"], 2),
-        f"{pruned['heads_kept']} of {pruned['heads_total']} heads",
-    )
+    limit, of = 1.1 * pruned["share_kept"], f"{pruned['heads_kept']} of {pruned['heads_total']} heads"
     for precision, reached in pruned["against_dense"]["layers_inference"].items():
         target(f"layers' inference with {of}, {precision}", reached, limit, False)
     for precision, reached in pruned["against_dense"]["layers_training"].items():
-        limit = 1.1 * pruned["share_kept"]
         target(f"layers' training after the freeze, {of}, {precision}", reached, limit, False)
     return targets

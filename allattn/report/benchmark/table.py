@@ -13,12 +13,13 @@ _TITLES = {
     "layers_inference": "layers, inference",
     "generated_token": "one generated token",
 }
+_LAYERS = {"training_step": "layers_training", "evaluation": "layers_inference"}  # what is timed of both
 
 
 def markdown(record: Record) -> str:
     """Tables of a finished record (raw repetitions and `summary`)."""
-    parts = [_machine(record), _rates(record), _training(record), _evaluation(record), _parts(record)]
-    parts += [_one_layer(record), _pruned(record), _targets(record)]
+    parts = [_machine(record), _rates(record), *(_variants(record, action) for action in _LAYERS)]
+    parts += [_parts(record), _one_layer(record), _pruned(record), _targets(record)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -52,40 +53,27 @@ def _rates(record: Record) -> str:
         return table
     return (
         f"{table}\n\nThe product rate is the best of these. If nothing but products took time in the layers' "
-        f"training, each at its shape's rate, it would reach {' and '.join(alone)} of the product rate."
+        f"training, none twice, at the rates of the last four, it would reach {' and '.join(alone)} of the "
+        "product rate."
     )
 
 
-def _training(record: Record) -> str:
-    return _variants(record, "training_step", "training", "layers_training")
-
-
-def _evaluation(record: Record) -> str:
-    return _variants(record, "evaluation", "evaluation", "layers_inference")
-
-
-def _variants(record: Record, action: str, tokens: str, layers: str) -> str:
+def _variants(record: Record, action: str) -> str:
     """A row for every variant: the whole action, then its layers alone."""
-    time = medians(record["steps"])
-    training = action == "training_step"
-    others = {"float32 yardstick = 1x": "training_step_against_float32_yardstick"} if training else {}
-    rows = [
-        [
-            f"{name} {precision}",
-            f"{row[f'{tokens}_tokens_per_second']:,.0f}",
-            f"{1e3 * time[action][precision][name]:,.1f}",
-            _times(row["faster"][action]),
-            *(_times(row[key]) for key in others.values()),
-            *_peak(row, action),
-            f"{1e3 * time[layers][precision][name]:,.1f}",
-            _times(row["faster"][layers]),
-            f"{row[f'{layers}_share_of_rate']:.0%}",
-        ]
-        for precision, names in record["summary"]["steps"].items()
-        for name, row in names.items()
-    ]
-    head = [action.replace("_", " "), "tokens/s", "ms", "yardstick = 1x", *others, "peak, MiB"]
-    return _table([*head, "yardstick = 1", "layers, ms", "yardstick = 1x", "of the product rate"], rows)
+    time, layers, training = medians(record["steps"]), _LAYERS[action], action == "training_step"
+    rows = []
+    for precision, names in record["summary"]["steps"].items():
+        for name, row in names.items():
+            cells = [f"{name} {precision}", f"{row['tokens_per_second'][action]:,.0f}"]
+            cells += [f"{1e3 * time[action][precision][name]:,.1f}", _times(row["faster"][action])]
+            if training:
+                cells.append(_times(row["training_step_against_float32_yardstick"]))
+            cells += [*_peak(row, action), f"{1e3 * time[layers][precision][name]:,.1f}"]
+            rows.append([*cells, _times(row["faster"][layers]), f"{row['share_of_rate'][layers]:.0%}"])
+    head = [action.replace("_", " "), "tokens/s", "ms", "yardstick = 1x"]
+    head += ["float32 yardstick = 1x"] * training
+    head += ["peak, MiB", "yardstick = 1", "layers, ms", "yardstick = 1x", "of the product rate"]
+    return _table(head, rows)
 
 
 def _parts(record: Record) -> str:
@@ -108,22 +96,26 @@ def _one_layer(record: Record) -> str:
 
 
 def _pruned(record: Record) -> str:
-    pruned, tokens = record["summary"]["pruned"], record["tokens_per_step"]
+    pruned, names = record["summary"]["pruned"], ("dense", "pruned")
     rows = []
     for what, by_precision in pruned["against_dense"].items():
+        tokens = 1 if what == "generated_token" else record["tokens_per_step"]
         for precision, ratio in by_precision.items():
             time = pruned["seconds"][what][precision]
-            row = [f"{_TITLES[what]}, {precision}"]
-            row += [f"{1e3 * time[name]:,.1f}" for name in ("dense", "pruned")] + [f"{ratio:.3f}"]
-            done = 1 if what == "generated_token" else tokens
-            row += [f"{done / time[name]:,.0f}" for name in ("dense", "pruned")]
             peak = pruned["peak_bytes"].get(what, {}).get(precision, {})
-            rows.append(row + [_mebibytes(peak.get(name)) for name in ("dense", "pruned")])
+            rows.append(
+                [
+                    f"{_TITLES[what]}, {precision}",
+                    *(f"{1e3 * time[name]:,.1f}" for name in names),
+                    f"{ratio:.3f}",
+                    *(f"{tokens / time[name]:,.0f}" for name in names),
+                    *(_mebibytes(peak.get(name)) for name in names),
+                ]
+            )
     layers = len(record["pruned"]["heads_kept"])
     kept = f"{pruned['heads_kept']} of {pruned['heads_total']} heads ({pruned['share_kept']:.3f})"
     head = [f"{layers} layers, {kept} against all", "dense, ms", "pruned, ms", "ratio"]
-    head += ["dense, tokens/s", "pruned, tokens/s", "dense, peak MiB", "pruned, peak MiB"]
-    return _table(head, rows)
+    return _table(head + [f"{name}, {unit}" for unit in ("tokens/s", "peak MiB") for name in names], rows)
 
 
 def _targets(record: Record) -> str:
