@@ -28,13 +28,15 @@ _BLOCK = 16_384  # bytes of a dropout mask drawn at a time; their words fit into
 _kept = threading.local()
 
 
-def _buffer(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _buffer(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """This thread's buffer of that name, with whatever an earlier call left in it; it never shrinks."""
+    if type(like) is not Tensor:  # a stand-in, of torch's shape inference for one
+        return like.new_empty(shape)
     elements = math.prod(shape)
     held: Tensor | None = getattr(_kept, name, None)
-    if held is None or held.numel() < elements or held.dtype != dtype:
+    if held is None or held.numel() < elements or held.dtype != like.dtype:
         with torch.inference_mode(False):  # fit for every later call
-            held = torch.empty(elements, dtype=dtype, device="cpu")
+            held = torch.empty(elements, dtype=like.dtype, device="cpu")
         setattr(_kept, name, held)
     return held[:elements].view(shape)
 
@@ -71,7 +73,7 @@ class _Heads:
         self.pk, self.pv = pk.unbind(1), pv.unbind(1)  # (N, c) each
 
         self.shape = (batch, queries, self.span + len(pk))
-        self.scores = _buffer("scores", self.shape, q.dtype)
+        self.scores = _buffer("scores", self.shape, self.qp)
         self.dropped = dropped
         self.keep = 1 - dropped / 256
 
@@ -114,7 +116,7 @@ class _Heads:
     def mask(self, bits: Tensor) -> Tensor:
         """(B, T, W+T+N) in the scores' dtype, 1 where a probability is kept, else 0."""
         kept = torch.from_numpy(np.unpackbits(bits.numpy(), count=self.scores.numel()))
-        return _buffer("mask", self.shape, self.scores.dtype).copy_(kept.view(self.shape))
+        return _buffer("mask", self.shape, self.scores).copy_(kept.view(self.shape))
 
     def forward(self, seed: int) -> tuple[Tensor, list[Tensor]]:
         """z (B, T, h, c) and the bits of the heads' dropout masks, none without dropout."""
@@ -147,11 +149,11 @@ class _Heads:
         dpk, dpv = (empty(len(self.pk[0]), self.count, width) for _ in range(2))
         for x in (dk[:, : self.first], dv[:, : self.first], dr[seen:]):  # of keys and distances not seen
             x.zero_()
-        work = _buffer("work", self.shape, self.scores.dtype)
-        work[..., : self.pad].zero_()
+        work = _buffer("work", self.shape, self.scores)
 
         for head in range(self.count):
             scores, dz = self.probabilities(head), dz_heads[head]
+            work[..., : self.pad].zero_()
             dz_persistent = dz * self.value_scale
             dropped = scores
             if self.dropped:
@@ -202,7 +204,8 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, masks = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
+        saved = ctx.saved_tensors
+        inputs, masks = saved[:8], saved[8:]
         with torch.autocast(grad.device.type, enabled=False):
             heads = _Heads(inputs, *ctx.settings)
             return None, None, *heads.backward(grad, masks, ctx.needs_input_grad[2:])

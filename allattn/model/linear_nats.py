@@ -22,7 +22,7 @@ def linear_nats(x: Tensor, columns: Tensor, *pieces: Tensor) -> Tensor:
         (R,) nats, in the dtype of `x`.
 
     Raises:
-        RuntimeError: a column is outside 0..C-1; or, from torch, on a second backward pass.
+        RuntimeError: a column is outside 0..C-1; in the backward pass, when it is a second one.
     """
     result: Tensor = _LinearNats.apply(x, columns, *pieces)
     return result
@@ -37,11 +37,15 @@ class _LinearNats(torch.autograd.Function):
             torch.addmm(bias, x, weight.T, out=part)
         torch.log_softmax(logits, 1, out=logits)
         ctx.save_for_backward(x, columns, logits, *weights)
+        ctx.spent = False
         return -logits.gather(1, columns.unsqueeze(1)).squeeze(1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.spent:
+            raise RuntimeError("a second backward pass: the first one overwrote the log-probabilities")
+        ctx.spent = True
         x, columns, logits, *weights = ctx.saved_tensors
         for_x, _, *for_pieces = ctx.needs_input_grad
         dx: Tensor | None = None

@@ -20,6 +20,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 from allattn.errors import InputError
 from allattn.training.checkpoints import copy_atomically
@@ -37,7 +38,7 @@ class StepBar(Callback):
     def __init__(self, first: int, last_step: int) -> None:
         self.columns = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=None),  # takes what the rest leaves, 4 columns of a terminal of 80
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),  # takes what the rest leaves
             MofNCompleteColumn(),
             TextColumn("{task.fields[shown]}"),
             TimeElapsedColumn(),
@@ -180,7 +181,8 @@ class BetweenSteps(Callback):
         row["peak_memory_gib"] = _peak_memory(task.device) / 2**30
         self._timed_from = (now, step)
         speed = f"{row['tokens_per_second']:,.0f} tok/s"
-        task.shown = f"loss {row['loss']:.3f}  ppl {row['perplexity']:.1f}  {speed}"
+        perplexity = f"{row['perplexity']:{'.1f' if row['perplexity'] < 1e5 else '.1e'}}"
+        task.shown = f"loss {row['loss']:.3f}  ppl {perplexity}  {speed}"
         return row
 
     def _stopping(self, trainer: L.Trainer) -> bool:

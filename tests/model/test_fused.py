@@ -11,6 +11,8 @@ import pytest
 import torch
 from reference import reference_attend
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from allattn.model import fused
 from allattn.model.core import attend, attend_plain
@@ -352,6 +354,44 @@ def test_a_call_leaves_nothing_to_later_ones() -> None:
             assert torch.equal(x, y)
         for buffer in vars(fused._kept).values():
             buffer.fill_(torch.nan)
+
+
+def test_checkpointed_and_moved_tensors_are_unpacked_once() -> None:
+    shape = (2, 6, 6, 2, 8, 10, 6)
+    inputs = make(shape)
+
+    def run() -> Tensor:
+        torch.manual_seed(0)
+        return attend_fused(*inputs, shape[-1], 0.2)
+
+    dz = torch.randn(2, 6, 2, 8, dtype=torch.float64)
+    expected = gradients(run(), inputs, dz)
+    with torch.autograd.graph.save_on_cpu():
+        moved = run()
+    for z in (checkpoint(run, use_reentrant=False), moved):
+        for x, y in zip(gradients(z, inputs, dz), expected, strict=True):
+            assert torch.equal(x, y)
+
+
+def test_shape_inference_leaves_no_buffers_behind() -> None:
+    inputs = [x.detach() for x in make((1, 3, 2, 1, 4, 2, 2))]
+    expected = attend_fused(*inputs, 2, 0.0)
+    with FakeTensorMode() as mode:
+        assert attend_fused(*(mode.from_tensor(x) for x in inputs), 2, 0.0).shape == expected.shape
+    assert torch.equal(attend_fused(*inputs, 2, 0.0), expected)
+
+
+def test_what_is_not_finite_stays_with_its_head() -> None:
+    """Columns without a key are shared by the heads: a window wider than the memory has some."""
+    shape = (2, 4, 1, 3, 4, 5, 6)
+    inputs = make(shape)
+    z = attend_fused(*inputs, shape[-1], 0.0)
+    dz = torch.ones_like(z)
+    expected = gradients(z, inputs, dz)[0]
+    dz[:, :, 0] = torch.nan
+    found = gradients(attend_fused(*inputs, shape[-1], 0.0), inputs, dz)[0]
+    assert found[:, :, 0].isnan().all()
+    assert torch.equal(found[:, :, 1:], expected[:, :, 1:])
 
 
 def test_threads_do_not_share_buffers() -> None:

@@ -1,9 +1,11 @@
 """What a run tells while it trains: bar, measured columns, heads, and what to do without memory."""
 
+import io
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from allattn.data.config import DataConfig
 from allattn.errors import InputError
@@ -12,6 +14,7 @@ from allattn.model.language_model import AllAttentionLM
 from allattn.training.config import OptimizerConfig, OptimizerName
 from allattn.training.metrics import read_metrics
 from allattn.training.optimizers import make_optimizer
+from allattn.training.progress import StepBar
 from allattn.training.run_folder import RunFolder
 
 
@@ -29,6 +32,18 @@ def test_the_bar_fits_into_eighty_columns_with_loss_perplexity_speed_and_time(
     assert "tok/s" in shown
     assert "…" not in shown
     assert shown.count("0:00:0") >= 2, "time taken and time left"
+
+
+@pytest.mark.parametrize("perplexity", ["24.9", "12345.6", "6.9e+37"])
+def test_the_papers_run_fits_into_eighty_columns(perplexity: str) -> None:
+    bar = StepBar(0, 56_000)
+    shown = f"loss 10.214  ppl {perplexity}  250,123 tok/s"
+    bar.columns.update(bar.task, completed=10_000, shown=shown, description="fine_tune")
+    screen = Console(width=80, file=io.StringIO())
+    screen.print(bar.columns.get_renderable())
+    line = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert line.startswith("fine_tune ")
+    assert f"10000/56000 {shown} 0:00:00 -:--:--\n" in line
 
 
 def test_speed_and_memory_are_logged(runs: Any) -> None:

@@ -25,7 +25,7 @@ class BenchmarkConfig:
     repeats: int = 5  # times every action is timed, after one warm-up
     device: str = "auto"
     peak_memory: bool = True  # measured in fresh processes, one after the other
-    compile: bool = False  # measure the compiled layers too
+    compile: bool = False  # time the compiled layers too (their peak would be the compiler's)
     seed: int = 1
     folder: str = "runs/benchmark"  # gets benchmark.json and benchmark.md
 

@@ -47,7 +47,7 @@ def measure(config: BenchmarkConfig, pruned: AllAttentionLM | None, device: torc
         "multiply_adds": lambda: _multiply_adds(config),
         "steps": lambda: _steps(config, device),
         "peak_bytes": lambda: _peaks(
-            config, {(v.precision, v.name): (config.model, v) for v in variants(config.compile)}, device
+            config, {(v.precision, v.name): (config.model, v) for v in variants(compiled=False)}, device
         ),
         "one_layer": lambda: {"heads": config.model.heads, "seconds": _one_layer(config, device)},
         "pruned": lambda: _pruned(config, pruned, device),

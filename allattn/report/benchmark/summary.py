@@ -66,9 +66,9 @@ def _steps(record: Record, rates: Record) -> Record:
                     "layers_training": training_products(counted["layers"]) / row["layers_training"] / rate,
                     "layers_inference": counted["layers"] / row["layers_inference"] / rate,
                 },
-                "peak_bytes": {what: peaks[precision][name] for what, peaks in peak.items()},
+                "peak_bytes": {what: peaks[precision].get(name) for what, peaks in peak.items()},
                 "peak_against_yardstick": {
-                    what: _ratio(peaks[precision][name], peaks[precision]["yardstick"])
+                    what: _ratio(peaks[precision].get(name), peaks[precision]["yardstick"])
                     for what, peaks in peak.items()
                 },
             }
@@ -80,12 +80,17 @@ def _ratio(part: int | None, whole: int | None) -> float | None:
 
 
 def _parts(seconds: Record) -> Record:
-    """Shares of a training step; `rest` is what the parts, timed by themselves, leave."""
+    """Shares of a training step; `rest` is what the parts, timed by themselves, leave.
+
+    A compiled layer has no part that could be timed.
+    """
     time = medians(seconds)
     found: Record = {}
     for precision, names in time["training_step"].items():
         found[precision] = {}
         for name, whole in names.items():
+            if name == "compiled":
+                continue
             row = {what: by_precision[precision][name] for what, by_precision in time.items()}
             parts = {
                 "attention core": row["core_training"],
