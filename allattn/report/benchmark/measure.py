@@ -14,7 +14,7 @@ from allattn.model.language_model import AllAttentionLM
 from allattn.report.benchmark.arithmetic import forward_products
 from allattn.report.benchmark.config import BenchmarkConfig
 from allattn.report.benchmark.memory import peak_bytes
-from allattn.report.benchmark.product_rate import measure_products
+from allattn.report.benchmark.product_rate import Action, product_actions, product_record
 from allattn.report.benchmark.subject import (
     PRECISIONS,
     Subject,
@@ -28,6 +28,7 @@ from allattn.report.benchmark.subject import (
 from allattn.report.timing import in_turn
 
 Subjects = dict[tuple[str, str], Subject]  # by precision and name
+Key = tuple[str, str, str]  # measure, precision, name
 WHOLE = ["training_step", "evaluation", "layers_training", "layers_inference"]
 PARTS = ["core_training", "softmax_training", "embedding_training", "update", "data"]
 
@@ -40,19 +41,22 @@ def measure(config: BenchmarkConfig, pruned: AllAttentionLM | None, device: torc
         pruned: a model to compare with the dense one of its sizes; None = one with `config.heads`.
         device: where.
     """
-    parts: dict[str, Callable[[], Any]] = {
-        "machine": lambda: _machine(device),
-        "tokens_per_step": lambda: config.batch_size * config.segment_length,
-        "products": lambda: measure_products(config, device),
-        "multiply_adds": lambda: _multiply_adds(config),
-        "steps": lambda: _steps(config, device),
-        "peak_bytes": lambda: _peaks(
-            config, {(v.precision, v.name): (config.model, v) for v in variants(compiled=False)}, device
-        ),
-        "one_layer": lambda: {"heads": config.model.heads, "seconds": _one_layer(config, device)},
-        "pruned": lambda: _pruned(config, pruned, device),
-    }
-    return {name: part() for name, part in track(parts.items(), "measuring", console=Console(stderr=True))}
+    parts: list[Callable[[], dict[str, Any]]] = [
+        lambda: {"machine": _machine(device), "tokens_per_step": config.batch_size * config.segment_length},
+        lambda: {"multiply_adds": _multiply_adds(config)},
+        lambda: _steps_and_products(config, device),
+        lambda: {
+            "peak_bytes": _peaks(
+                config, {(v.precision, v.name): (config.model, v) for v in variants(compiled=False)}, device
+            )
+        },
+        lambda: {"one_layer": {"heads": config.model.heads, "seconds": _one_layer(config, device)}},
+        lambda: {"pruned": _pruned(config, pruned, device)},
+    ]
+    record: dict[str, Any] = {}
+    for part in track(parts, "measuring", console=Console(stderr=True)):
+        record |= part()
+    return record
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
@@ -74,10 +78,16 @@ def _multiply_adds(config: BenchmarkConfig) -> dict[str, int]:
     return {**parts, "layers": forward.layers, "total": forward.total}
 
 
-def _steps(config: BenchmarkConfig, device: torch.device) -> dict[str, Any]:
+def _steps_and_products(config: BenchmarkConfig, device: torch.device) -> dict[str, Any]:
+    """Products take their turn among the steps, as the rate drifts where a machine is shared."""
     model = new_model(config.model, config.seed)
     subjects = {(v.precision, v.name): Subject(model, config, v, device) for v in variants(config.compile)}
-    return _seconds(subjects, WHOLE + PARTS, config, device)
+    products = {("product", *key): action for key, action in product_actions(config, device).items()}
+    seconds = in_turn({**products, **_actions(subjects, WHOLE + PARTS)}, config.repeats, device)
+    of_products = {
+        (precision, name): seconds.pop(("product", precision, name)) for _, precision, name in products
+    }
+    return {"products": product_record(config, of_products), "steps": _nested(seconds)}
 
 
 def _peaks(
@@ -132,8 +142,15 @@ def _pruned(config: BenchmarkConfig, pruned: AllAttentionLM | None, device: torc
 def _seconds(
     subjects: Subjects, measures: list[str], config: BenchmarkConfig, device: torch.device
 ) -> dict[str, Any]:
-    actions = {(what, *key): getattr(subject, what) for what in measures for key, subject in subjects.items()}
+    return _nested(in_turn(_actions(subjects, measures), config.repeats, device))
+
+
+def _actions(subjects: Subjects, measures: list[str]) -> dict[Key, Action]:
+    return {(what, *key): getattr(subject, what) for what in measures for key, subject in subjects.items()}
+
+
+def _nested(seconds: dict[Key, list[float]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for (what, precision, name), seconds in in_turn(actions, config.repeats, device).items():
-        found.setdefault(what, {}).setdefault(precision, {})[name] = seconds
+    for (what, precision, name), taken in seconds.items():
+        found.setdefault(what, {}).setdefault(precision, {})[name] = taken
     return found

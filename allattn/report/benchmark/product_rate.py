@@ -1,12 +1,14 @@
 """The rate at which the machine multiplies matrices: what the arithmetic of a model can reach at most."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from allattn.report.benchmark.config import BenchmarkConfig
-from allattn.report.timing import in_turn
 
+Action = Callable[[], object]
 Shape = tuple[int, int, int]  # rows, inner size, columns
 
 
@@ -24,24 +26,26 @@ def product_shapes(config: BenchmarkConfig) -> dict[str, Shape]:
     return squares | {name: shape for name, shape in layer.items() if min(shape) > 0}
 
 
-def measure_products(config: BenchmarkConfig, device: torch.device) -> dict[str, list[dict[str, Any]]]:
-    """Per precision, for every product: its name, shape, multiply-adds and the seconds of each repetition."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    shapes = product_shapes(config)
+def product_actions(config: BenchmarkConfig, device: torch.device) -> dict[tuple[str, str], Action]:
+    """What multiplies, by precision and name; operands and result are there already."""
+    actions: dict[tuple[str, str], Action] = {}
     for precision in ("float32", "bfloat16"):
-        actions = {}
-        for name, (rows, inner, columns) in shapes.items():
+        for name, (rows, inner, columns) in product_shapes(config).items():
             left = torch.randn(rows, inner, device=device).to(getattr(torch, precision))
             right = torch.randn(inner, columns, device=device).to(getattr(torch, precision))
             out = torch.empty(rows, columns, device=device, dtype=left.dtype)
-            actions[name] = lambda a=left, b=right, out=out: torch.mm(a, b, out=out)
-        found[precision] = [
-            {
-                "name": name,
-                "shape": list(shapes[name]),
-                "multiply_adds": shapes[name][0] * shapes[name][1] * shapes[name][2],
-                "seconds": seconds,
-            }
-            for name, seconds in in_turn(actions, config.repeats, device).items()
-        ]
+            actions[precision, name] = partial(torch.mm, left, right, out=out)
+    return actions
+
+
+def product_record(
+    config: BenchmarkConfig, seconds: dict[tuple[str, str], list[float]]
+) -> dict[str, list[dict[str, Any]]]:
+    """Per precision, for every product: its name, shape, multiply-adds and the seconds of each repetition."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    shapes = product_shapes(config)
+    for (precision, name), taken in seconds.items():
+        rows, inner, columns = shapes[name]
+        entry = {"name": name, "shape": [rows, inner, columns], "multiply_adds": rows * inner * columns}
+        found.setdefault(precision, []).append(entry | {"seconds": taken})
     return found
