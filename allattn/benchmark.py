@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import allattn
 from allattn.command import register_command, run_command
-from allattn.errors import InputError
+from allattn.errors import InputError, first_line
 from allattn.report.benchmark.config import BenchmarkConfig, check_benchmark
 from allattn.report.benchmark.measure import measure
 from allattn.report.benchmark.summary import summarize
@@ -50,7 +50,7 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device={name} cannot be used here ({str(error).splitlines()[0]})") from None
+        raise InputError(f"device={name} cannot be used here ({first_line(error)})") from None
     return device
 
 

@@ -9,7 +9,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from allattn.command import register_command, run_command
 from allattn.data.config import DataConfig, Source
-from allattn.errors import InputError
+from allattn.errors import InputError, first_line
 from allattn.report.summary import score_record
 from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoint_text import corpus_of
@@ -52,9 +52,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     try:
         model.to(torch.device(settings.device))
     except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"device={settings.device} cannot be used here ({str(error).splitlines()[0]})"
-        ) from None
+        raise InputError(f"device={settings.device} cannot be used here ({first_line(error)})") from None
     result = score_split(model, corpus, settings.split.value, settings.eval, progress=True)
     kept = [len(model.config.kept(layer)) for layer in range(model.config.layers)]
     print(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from allattn.data.fingerprint import write_atomically
-from allattn.errors import InputError
+from allattn.errors import InputError, first_line
 
 EOS, UNK = "<eos>", "<unk>"
 EOS_ID, UNK_ID = 0, 1  # of the word level
@@ -125,8 +125,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
-        reason = str(error).splitlines()[0]
-        raise InputError(f"data.tokenizer={path}: is not a tokenizer.json ({reason})") from error
+        raise InputError(f"data.tokenizer={path}: is not a tokenizer.json ({first_line(error)})") from error
     if tokenizer.token_to_id(EOS) is None:
         raise InputError(
             f"data.tokenizer={path}: has no {EOS} token, which ends every line; add it to the file"

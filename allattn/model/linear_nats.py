@@ -1,5 +1,6 @@
 """Cross-entropy of a linear map in one buffer: the logits become log-probabilities, then the gradient."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,6 +63,6 @@ class _LinearNats(torch.autograd.Function):
         return dx, None, *of_pieces
 
 
-def _split(joined: Tensor, weights: tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ...]:
+def _split(joined: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """(R, C) -> the pieces' (R, C_i), views."""
     return joined.split([len(weight) for weight in weights], dim=1)

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from allattn.data.corpus import Corpus
 from allattn.data.segments import SegmentStream
-from allattn.errors import InputError, Interrupted
+from allattn.errors import InputError, Interrupted, first_line
 from allattn.training.checkpoint_io import AtomicCheckpointIO
 from allattn.training.config import EvaluationConfig, ScheduleConfig, TrainerConfig
 from allattn.training.language_task import LanguageTask
@@ -32,7 +32,7 @@ def _trainer(**settings: Any) -> L.Trainer:
     try:
         return L.Trainer(**settings)
     except (MisconfigurationException, ValueError) as error:
-        raise InputError(f"trainer settings do not fit this machine: {str(error).splitlines()[0]}") from error
+        raise InputError(f"trainer settings do not fit this machine: {first_line(error)}") from error
 
 
 def _strategy(trainer_config: TrainerConfig) -> Strategy | str:

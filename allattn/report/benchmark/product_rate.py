@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from allattn.report.benchmark.config import BenchmarkConfig
+from allattn.report.benchmark.subject import PRECISIONS
 
 Action = Callable[[], object]
 Shape = tuple[int, int, int]  # rows, inner size, columns
@@ -29,7 +30,7 @@ def product_shapes(config: BenchmarkConfig) -> dict[str, Shape]:
 def product_actions(config: BenchmarkConfig, device: torch.device) -> dict[tuple[str, str], Action]:
     """What multiplies, by precision and name; operands and result are there already."""
     actions: dict[tuple[str, str], Action] = {}
-    for precision in ("float32", "bfloat16"):
+    for precision in PRECISIONS:
         for name, (rows, inner, columns) in product_shapes(config).items():
             left = torch.randn(rows, inner, device=device).to(getattr(torch, precision))
             right = torch.randn(inner, columns, device=device).to(getattr(torch, precision))
