@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from allattn.command import run_command
+from allattn.commands.run_command import run_command
 from allattn.settings import PruneSettings, prune_settings, register
 
 

@@ -10,6 +10,16 @@ from torch import Tensor
 from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM
 
+pytest_plugins = [
+    f"support.{name}_fixtures" for name in ("text", "run", "process", "study")
+]  # texts, runs in this process, runs in processes of their own, made-up studies
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Every test draws the same numbers."""
+    torch.manual_seed(0)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from allattn.model.config import ModelConfig
-from allattn.model.core import Core, attend
+from allattn.model.cores.core import Core, attend
 from allattn.model.initial import normal_
 
 # Parameters of a layer that belong to its heads, and the axis along which the heads' blocks of c lie.

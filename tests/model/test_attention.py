@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from reference import assert_close, gradients, randomised, reference_layer, small_config
+from support.reference import assert_close, gradients, randomised, reference_layer, small_config
 from torch import Tensor
 
 from allattn.model.attention import AllAttention

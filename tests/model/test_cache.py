@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from reference import assert_close, random_ids, reference_model
-from reference import random_model as small_model
+from support.reference import assert_close, random_ids, reference_model
+from support.reference import random_model as small_model
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode

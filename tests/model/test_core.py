@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import assert_close, reference_attend
+from support.reference import assert_close, reference_attend
 from torch import Tensor
 
-from allattn.model.core import attend, shift, visible
+from allattn.model.cores.core import attend, shift, visible
 
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference import small_config
+from support.reference import small_config
 
 from allattn.model.config import ModelConfig
 from allattn.model.counts import (

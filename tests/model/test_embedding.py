@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from reference import assert_close, gradients, random_ids, randomised, reference_embedding, small_config
+from support.reference import (
+    assert_close,
+    gradients,
+    random_ids,
+    randomised,
+    reference_embedding,
+    small_config,
+)
 
 from allattn.model.embedding import AdaptiveEmbedding
 

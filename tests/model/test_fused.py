@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import reference_attend
+from support.reference import reference_attend
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from allattn.model import fused
-from allattn.model.core import attend, attend_plain
-from allattn.model.fused import _Heads, attend_fused
-from allattn.report.benchmark.yardstick import attend_yardstick
+from allattn.benchmark.yardstick import attend_yardstick
+from allattn.model.cores import fused
+from allattn.model.cores.core import attend, attend_plain
+from allattn.model.cores.fused import _Heads, attend_fused
 
 NAMES = ("q", "k", "v", "r", "u", "w", "pk", "pv")
 

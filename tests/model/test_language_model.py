@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference import (
+from support.reference import (
     assert_close,
     random_ids,
     random_memory,
@@ -17,8 +17,8 @@ from reference import (
 from torch import Tensor, nn
 
 from allattn.errors import InputError
-from allattn.model.core import attend_plain
-from allattn.model.fused import attend_fused
+from allattn.model.cores.core import attend_plain
+from allattn.model.cores.fused import attend_fused
 from allattn.model.language_model import AllAttentionLM
 from allattn.model.positions import RelativePositions
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from reference import small_config
+from support.reference import small_config
 
 from allattn.errors import InputError
 from allattn.model.config import ModelConfig, check_model, model_config_from_dict

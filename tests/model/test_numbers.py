@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import random_ids, random_memory, random_model, reference_attend, small_config
+from support.reference import random_ids, random_memory, random_model, reference_attend, small_config
 from torch import Tensor
 
-from allattn.model.core import attend_plain
-from allattn.model.fused import attend_fused
+from allattn.model.cores.core import attend_plain
+from allattn.model.cores.fused import attend_fused
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import GatesConfig, Penalty
 from allattn.pruning.gates import HeadGates, decide_gates, penalty, sample_gates

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference import assert_close, gradients, random_model, reference_log_probs, small_config
+from support.reference import assert_close, gradients, random_model, reference_log_probs, small_config
 from torch import Tensor
 
 from allattn.errors import InputError

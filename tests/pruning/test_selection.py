@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.run_fixtures import MEASURED, Runs, Stop
 from torch import Tensor
-from training.conftest import MEASURED, Runs, Stop, data, dense_run, runs, runs_below, stop  # noqa: F401
 
 from allattn.data.corpus import prepare
 from allattn.model.attention import AllAttention
@@ -222,8 +222,8 @@ def changes(selection: Selection, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("scope", Scope)
 @pytest.mark.parametrize("selection", OTHERS)
 def test_run_removes_the_number_and_fine_tunes(
-    runs: Runs,  # noqa: F811
-    dense_run: RunFolder,  # noqa: F811
+    runs: Runs,
+    dense_run: RunFolder,
     selection: Selection,
     scope: Scope,
 ) -> None:
@@ -251,8 +251,8 @@ def test_run_removes_the_number_and_fine_tunes(
 
 
 def test_selections_are_not_all_the_same(
-    runs: Runs,  # noqa: F811
-    dense_run: RunFolder,  # noqa: F811
+    runs: Runs,
+    dense_run: RunFolder,
 ) -> None:
     dense = load_model(dense_run.last).model
     found = set()
@@ -267,9 +267,9 @@ def test_selections_are_not_all_the_same(
 
 @pytest.mark.parametrize("selection", OTHERS)
 def test_stopped_run_goes_on_with_the_same_heads(
-    runs: Runs,  # noqa: F811
-    dense_run: RunFolder,  # noqa: F811
-    stop: Stop,  # noqa: F811
+    runs: Runs,
+    dense_run: RunFolder,
+    stop: Stop,
     selection: Selection,
 ) -> None:
     whole = runs.run(runs.pruning("whole", dense_run.last, **changes(selection)))
@@ -292,8 +292,8 @@ def test_stopped_run_goes_on_with_the_same_heads(
 
 @pytest.mark.parametrize("selection", OTHERS)
 def test_heads_are_removed_before_the_first_step(
-    runs: Runs,  # noqa: F811
-    dense_run: RunFolder,  # noqa: F811
+    runs: Runs,
+    dense_run: RunFolder,
     selection: Selection,
 ) -> None:
     """The fine-tuned weights start from the dense ones of the kept heads, not from new ones."""

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.run_fixtures import MEASURED, Runs, Stop
 from torch import Tensor
-from training.conftest import MEASURED, Runs, Stop, data, dense_run, runs, runs_below, stop  # noqa: F401
 
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.gates import HeadGates, decide_gates, settle_gates
@@ -226,8 +226,8 @@ def test_lambda_starts_at_the_controllers_value_and_differs_between_targets(
 
 
 def test_target_of_nothing_keeps_every_head(
-    runs: Runs,  # noqa: F811
-    dense_run: RunFolder,  # noqa: F811
+    runs: Runs,
+    dense_run: RunFolder,
 ) -> None:
     folder = runs.run(runs.pruning("nothing", dense_run.last, **{**LONG, "gates__target_sparsity": 0.0}))
     result = folder.finished()
@@ -272,9 +272,9 @@ def measured_apart(folder: RunFolder) -> list[dict[str, str]]:
 
 
 def test_resumed_run_repeats_the_whole_one(
-    runs: Runs,  # noqa: F811
-    dense_run: RunFolder,  # noqa: F811
-    stop: Stop,  # noqa: F811
+    runs: Runs,
+    dense_run: RunFolder,
+    stop: Stop,
 ) -> None:
     """Stopped in the gate phase and at the freeze; the controller's integral is part of the state."""
     changes = {"gates__target_sparsity": 0.438}
@@ -293,8 +293,8 @@ def test_resumed_run_repeats_the_whole_one(
 
 
 def test_accumulation_does_not_change_the_controller(
-    runs: Runs,  # noqa: F811
-    dense_run: RunFolder,  # noqa: F811
+    runs: Runs,
+    dense_run: RunFolder,
 ) -> None:
     """One step of the multiplier per optimizer step, whatever the micro-batches."""
     found = []

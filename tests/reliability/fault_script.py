@@ -18,8 +18,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from commands import last_step, run, start
-from sameness import assert_same
+from support.processes import last_step, run, start
+from support.sameness import assert_same
 
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.run_folder import RunFolder

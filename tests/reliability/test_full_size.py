@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import ROOT, numbers
+from support.processes import ROOT, numbers
 
 from allattn.training.run_folder import RunFolder
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import KILLED, PATIENCE, ROOT, KillIn, last_step, rows, run, start
-from sameness import assert_same, equal
+from support.processes import KILLED, PATIENCE, ROOT, KillIn, last_step, rows, run, start
+from support.sameness import assert_same, equal
 
 from allattn.training.checkpoints import read_checkpoint, write_atomically
 from allattn.training.run_folder import RunFolder

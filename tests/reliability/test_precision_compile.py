@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from commands import ROOT, numbers, run, start
 from hydra import compose, initialize_config_dir
 from omegaconf import open_dict
+from support.processes import ROOT, numbers, run, start
 
-from allattn.model.core import attend_plain
+from allattn.model.cores.core import attend_plain
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.gates import HeadGates

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from commands import KILLED, PATIENCE, KillIn, forks, numbers, rows, run, start_two, wait_for_both
-from sameness import equal
+from support.processes import KILLED, PATIENCE, KillIn, forks, numbers, rows, run, start_two, wait_for_both
+from support.sameness import equal
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import PATIENCE, ROOT, KillIn, last_step, numbers, run, start, start_two, wait_for_both
+from support.processes import PATIENCE, ROOT, KillIn, last_step, numbers, run, start, start_two, wait_for_both
 
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.run_folder import RunFolder

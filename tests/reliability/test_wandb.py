@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
-from commands import KILLED, KillIn, run, start
-from wandb_recorder import API_KEY, StandIn
+from support.processes import KILLED, KillIn, run, start
+from support.wandb_recorder import API_KEY, StandIn
 
 from allattn.training.config import LoggerConfig, WandbMode
 from allattn.training.metrics import read_metrics

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from allattn import stages
+from allattn.commands.evaluate import EvaluateSettings, evaluate
 from allattn.errors import InputError
-from allattn.evaluate import EvaluateSettings, evaluate
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.surgery import cut_model, plan_removal
 from allattn.training import checkpoints

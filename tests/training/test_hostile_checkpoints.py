@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import allattn
+from allattn.commands.evaluate import EvaluateSettings, evaluate
 from allattn.errors import InputError
-from allattn.evaluate import EvaluateSettings, evaluate
-from allattn.report.head_map import head_record
+from allattn.record.head_map import head_record
 from allattn.settings import plain
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.run_folder import RunFolder

@@ -1,0 +1,65 @@
+"""How fast the model is on this machine: allattn benchmark [model.layers=16] [heads=[8,4,2]]."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+import allattn
+from allattn.benchmark.config import BenchmarkConfig, check_benchmark
+from allattn.benchmark.measure import measure
+from allattn.benchmark.summary import summarize
+from allattn.benchmark.table import markdown
+from allattn.commands.run_command import register_command, run_command
+from allattn.errors import InputError, first_line
+from allattn.settings import plain
+
+
+def benchmark(config: BenchmarkConfig) -> dict[str, Any]:
+    """Measure, write benchmark.json and benchmark.md, print the tables; the record.
+
+    Raises:
+        InputError: a setting, the device, the checkpoint or the folder cannot be used.
+    """
+    check_benchmark(config)
+    device = _device(config.device)
+    pruned = None if config.checkpoint is None else allattn.load(config.checkpoint)
+    folder = Path(config.folder).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"folder={folder}: cannot be created ({error.strerror})") from None
+    record = {"settings": plain(config), **measure(config, pruned, device)}
+    record["summary"] = summarize(record)
+    tables = markdown(record)
+    print(tables)
+    try:
+        (folder / "benchmark.json").write_text(json.dumps(record, indent=1) + "\n")
+        (folder / "benchmark.md").write_text(tables)
+    except OSError as error:
+        raise InputError(f"folder={folder}: cannot be written ({error.strerror})") from None
+    return record
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device={name} cannot be used here ({first_line(error)})") from None
+    return device
+
+
+def main(config: DictConfig) -> dict[str, Any]:
+    """Check the settings and measure."""
+    settings = OmegaConf.to_object(config)
+    assert isinstance(settings, BenchmarkConfig)
+    return benchmark(settings)
+
+
+if __name__ == "__main__":
+    run_command(main, register_command("benchmark", BenchmarkConfig), None, BenchmarkConfig)

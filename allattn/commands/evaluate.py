@@ -1,0 +1,76 @@
+"""Perplexity of any checkpoint, dense or pruned: allattn evaluate checkpoint=PATH [split=test]."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from allattn.commands.run_command import register_command, run_command
+from allattn.data.config import DataConfig, Source
+from allattn.errors import InputError, first_line
+from allattn.record.summary import score_record
+from allattn.training.artifacts import local_checkpoint
+from allattn.training.checkpoint_text import corpus_of
+from allattn.training.checkpoints import checked_tokenizer, read_checkpoint, rebuild
+from allattn.training.config import EvaluationConfig, check_evaluated_distances, check_evaluation
+from allattn.training.scoring import score_split
+
+
+class Split(Enum):
+    """Which text of the corpus."""
+
+    train = "train"
+    valid = "valid"
+    test = "test"
+
+
+@dataclass
+class EvaluateSettings:
+    """Settings of the command; the text is the checkpoint's own unless `data` names another."""
+
+    checkpoint: str = MISSING
+    split: Split = Split.test
+    device: str = "cpu"
+    data: DataConfig = field(default_factory=lambda: DataConfig(source=Source.checkpoint))
+    eval: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+
+def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
+    """Score one split exactly and print it.
+
+    Raises:
+        InputError: the checkpoint or the text cannot be used.
+    """
+    check_evaluation(settings.eval)
+    path = local_checkpoint(settings.checkpoint)
+    checkpoint = read_checkpoint(path)
+    model = rebuild(checkpoint, path).model
+    check_evaluated_distances(model.config, settings.eval)
+    _, corpus = corpus_of(settings.data, checkpoint, checked_tokenizer(path, checkpoint))
+    try:
+        model.to(torch.device(settings.device))
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device={settings.device} cannot be used here ({first_line(error)})") from None
+    result = score_split(model, corpus, settings.split.value, settings.eval, progress=True)
+    kept = [len(model.config.kept(layer)) for layer in range(model.config.layers)]
+    print(
+        f"{settings.split.value}: perplexity per word {result.word_perplexity:.4f}, "
+        f"per token {result.perplexity:.4f} ({result.loss:.6f} nats, {result.bits:.6f} bits); "
+        f"{result.tokens:,} tokens, {result.words:,} words scored; heads per layer {kept}"
+    )
+    return score_record(result)
+
+
+def main(config: DictConfig) -> dict[str, Any]:
+    """Check the settings and evaluate."""
+    if OmegaConf.is_missing(config, "checkpoint"):
+        raise InputError("python -m allattn.commands.evaluate needs checkpoint=PATH")
+    settings = OmegaConf.to_object(config)
+    assert isinstance(settings, EvaluateSettings)
+    return evaluate(settings)
+
+
+if __name__ == "__main__":
+    run_command(main, register_command("evaluate", EvaluateSettings), None, EvaluateSettings)

@@ -1,0 +1,51 @@
+"""A model as a folder that loads without unpickling: allattn export checkpoint=PATH folder=OUT."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from allattn.commands.run_command import register_command, run_command
+from allattn.errors import InputError
+from allattn.model.counts import count_parameters
+from allattn.training.artifacts import local_checkpoint
+from allattn.training.exports import save_export
+
+
+@dataclass
+class ExportSettings:
+    """Settings of the command."""
+
+    checkpoint: str = MISSING  # dense, cut, or of the gate phase; its tokenizer.json lies beside it
+    folder: str = MISSING  # is created
+
+
+def export(settings: ExportSettings) -> Path:
+    """Write the export and say what is in it.
+
+    Raises:
+        InputError: the checkpoint cannot be used, or the folder exists or cannot be written.
+    """
+    folder = Path(settings.folder).expanduser()
+    model = save_export(local_checkpoint(settings.checkpoint), folder)
+    config = model.config
+    kept = sum(len(config.kept(layer)) for layer in range(config.layers))
+    print(
+        f"{folder}: {kept} of {config.layers * config.heads} heads, {count_parameters(model).total:,} "
+        "parameters, s_g inside WO"
+    )
+    return folder
+
+
+def main(config: DictConfig) -> Path:
+    """Check the settings and export."""
+    for name in ("checkpoint", "folder"):
+        if OmegaConf.is_missing(config, name):
+            raise InputError(f"python -m allattn.commands.export needs {name}=PATH")
+    settings = OmegaConf.to_object(config)
+    assert isinstance(settings, ExportSettings)
+    return export(settings)
+
+
+if __name__ == "__main__":
+    run_command(main, register_command("export", ExportSettings), None, ExportSettings)

@@ -1,0 +1,91 @@
+"""Pruning runs in local folders, for a comparison."""
+
+import csv
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from allattn.errors import InputError, first_line
+from allattn.comparison.compared_run import ComparedRun, Damaged, LeftOut, compared_run, is_pruning_run
+from allattn.training.metrics import read_metrics
+
+
+def read_local_runs(
+    folders: Iterable[Path], group: str | None = None
+) -> tuple[list[ComparedRun], list[LeftOut]]:
+    """Finished pruning runs below the folders, and the others with the reason why they take no part.
+
+    Args:
+        folders: looked through with everything below them; dense runs are passed over.
+        group: only runs with this `logger.group`; None = all.
+
+    Raises:
+        InputError: a folder does not exist.
+    """
+    runs, left_out = [], []
+    found: set[Path] = set()
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"runs={folder}: there is no such folder")
+        found |= {path.parent for path in folder.rglob("config.yaml") if not _is_of_a_tool(path)}
+    for path in sorted(found):
+        try:
+            config = _read_config(path)
+            if is_pruning_run(config) and group in (None, _group(config)):
+                runs.append(_read_run(path, config))
+        except Damaged as damage:
+            left_out.append(LeftOut(str(path), str(damage)))
+    return runs, left_out
+
+
+def _is_of_a_tool(path: Path) -> bool:
+    """W&B and Hydra keep files of the same name inside a run's folder."""
+    return path.parent.name == ".hydra" or path.match("wandb/*/files/config.yaml")
+
+
+def _group(config: dict[str, Any]) -> str | None:
+    return (config.get("logger") or {}).get("group")
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise Damaged(f"config.yaml cannot be read ({first_line(error)})") from None
+    if not isinstance(config, dict):
+        raise Damaged("config.yaml cannot be read (it holds no settings)")
+    return config
+
+
+def _read_run(folder: Path, config: dict[str, Any]) -> ComparedRun:
+    result = folder / "result.json"
+    if not result.exists():
+        raise Damaged(_why_unfinished(folder))
+    try:
+        record = json.loads(result.read_text())
+    except (OSError, ValueError) as error:
+        raise Damaged(f"result.json cannot be read ({first_line(error)})") from None
+    if not isinstance(record, dict):
+        raise Damaged("result.json cannot be read (it holds no object)")
+    metrics = folder / "metrics.csv"
+    try:
+        history = read_metrics(metrics)
+    except (OSError, ValueError, csv.Error) as error:
+        raise Damaged(f"metrics.csv cannot be read ({first_line(error)})") from None
+    if metrics.exists() and history and "step" not in history[0]:
+        raise Damaged("metrics.csv cannot be read (it has no column step)")
+    return compared_run(str(config.get("name", folder.name)), str(folder), config, record, history)
+
+
+def _why_unfinished(folder: Path) -> str:
+    failure = folder / "failure.txt"
+    if not failure.exists():
+        return "unfinished"
+    try:
+        lines = failure.read_text(errors="replace").split("\n")
+    except OSError:
+        lines = [""]
+    return f"failed: {lines[0].strip()}" if lines[0].strip() else "failed"

@@ -1,0 +1,80 @@
+"""Pruning runs of a W&B project, for a comparison."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from allattn.errors import InputError
+from allattn.comparison.compared_run import ComparedRun, Damaged, LeftOut, compared_run, is_pruning_run
+from allattn.training.loggers import has_login
+
+PAGE = 50  # runs per request
+
+
+def read_wandb_runs(path: str, group: str | None = None) -> tuple[list[ComparedRun], list[LeftOut]]:
+    """Finished pruning runs of a project, and the others with the reason why they take no part.
+
+    Every row of a run's history is read: the API's other call gives a random sample of it, and asking it
+    for chosen metrics drops the rows that lack one of them.
+
+    Args:
+        path: ENTITY/PROJECT.
+        group: only runs of this group; None = all.
+
+    Raises:
+        InputError: no login, no such project, or W&B does not answer.
+    """
+    entity, _, project = path.partition("/")
+    if not entity or not project or "/" in project:
+        raise InputError(f"wandb={path}: give ENTITY/PROJECT")
+    if not has_login():
+        raise InputError(
+            "no W&B login: run `wandb login` (and leave WANDB_MODE unset), or compare local folders with "
+            "runs=[FOLDER,...]"
+        )
+    runs, left_out = [], []
+    with _one_line_errors(path):
+        import wandb
+
+        api = wandb.Api(overrides={"entity": entity, "project": project})
+        filters = {} if group is None else {"group": group}
+        for run in api.runs(path, filters=filters, order="+created_at", per_page=PAGE, lazy=False):
+            if run.job_type != "prune" and not is_pruning_run(run.config):
+                continue
+            where = f"{path}/{run.id}"
+            try:
+                runs.append(_read_run(run, where))
+            except Damaged as damage:
+                left_out.append(LeftOut(f"{where} ({run.name})", str(damage)))
+    return runs, left_out
+
+
+def _read_run(run: Any, where: str) -> ComparedRun:
+    if run.state != "finished":
+        raise Damaged(str(run.state))
+    if not is_pruning_run(run.config):
+        raise Damaged("its settings lack the gates")
+    return compared_run(run.name or run.id, where, run.config, dict(run.summary_metrics), run.scan_history())
+
+
+@contextmanager
+def _one_line_errors(path: str) -> Iterator[None]:
+    from wandb.errors import Error
+
+    try:
+        yield
+    except (InputError, Damaged):
+        raise
+    except (Error, OSError, ValueError, RuntimeError) as error:
+        raise _refusal(path, error) from None
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("wandb", "requests"):
+            raise
+        raise _refusal(path, error) from None  # errors of the client's service are no wandb Error
+
+
+def _refusal(path: str, error: Exception) -> InputError:
+    text = " ".join(str(error).split()) or type(error).__name__
+    if "Could not find project" in text:
+        return InputError(f"wandb={path}: there is no such project, or this login may not read it")
+    return InputError(f"wandb={path}: W&B did not give the runs ({text})")

@@ -1,0 +1,177 @@
+"""Which heads a model has, with their pi, and what that saves: as one record, as tables, and as a picture."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from allattn.errors import InputError
+from allattn.model.config import ModelConfig, model_config_from_dict
+from allattn.model.counts import count_parameters, layer_multiply_adds, multiply_adds, parameters_per_head
+from allattn.model.language_model import AllAttentionLM
+from allattn.pictures.pi import draw_pi, grid_figure
+from allattn.pruning.surgery import sparsity
+from allattn.training.checkpoints import cut_checkpoint, has_gates
+
+PICTURE_ENDING = ".png"
+
+
+def head_record(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Heads, parameters and multiply-adds of a checkpoint beside those of the dense model of its sizes.
+
+    A checkpoint of the gate phase still has all its heads; its record is that of the model with the closed
+    ones removed, and `heads_closed_by_gates` says how many those are.
+    """
+    gated = has_gates(checkpoint)
+    present = _heads(model_config_from_dict(checkpoint["allattn"]["model"]))
+    if gated:
+        checkpoint, _ = cut_checkpoint(checkpoint)
+    meta = checkpoint["allattn"]
+    config = model_config_from_dict(meta["model"])
+    dense = replace(config, heads_kept=None, output_scale=None, scale_absorbed=False)
+    models = {"dense": _sizes_only(dense), "pruned": _sizes_only(config)}
+    counts = {name: count_parameters(model) for name, model in models.items()}
+    per_layer = [_layer_parameters(model) for model in models.values()]
+    pi = _pi_by_head(meta)
+    layers = [
+        {
+            "layer": layer,
+            "heads_kept": config.kept(layer),
+            "pi": [pi[layer].get(head) for head in range(config.heads)],
+            "output_scale": config.scale(layer),
+            "parameters": {"dense": per_layer[0][layer], "pruned": per_layer[1][layer]},
+            "multiply_adds_per_token": {
+                "dense": layer_multiply_adds(dense, layer),
+                "pruned": layer_multiply_adds(config, layer),
+            },
+        }
+        for layer in range(config.layers)
+    ]
+    total = config.layers * config.heads
+    return {
+        "phase": "gates" if gated else meta["phase"],
+        "step": meta["step"],
+        "heads_total": total,
+        "heads_kept": _heads(config),
+        "heads_removed": total - present,
+        "heads_closed_by_gates": present - _heads(config),
+        "sparsity": sparsity(config),
+        "parameters": {
+            "layers": {name: count.layers for name, count in counts.items()},
+            "per_head": parameters_per_head(config),
+            "embedding_side": counts["pruned"].embedding_side,
+            "total": {name: count.total for name, count in counts.items()},
+        },
+        "multiply_adds_per_token_layers": {"dense": multiply_adds(dense), "pruned": multiply_adds(config)},
+        "layers": layers,
+    }
+
+
+def print_head_map(record: dict[str, Any], title: str) -> None:
+    """The record as two tables."""
+    per_layer = Table(title=title)
+    for name in ("layer", "kept", "s_g", "parameters"):
+        per_layer.add_column(name, justify="right")
+    known = any(value is not None for layer in record["layers"] for value in layer["pi"])
+    per_layer.add_column("heads kept, original index:pi" if known else "heads kept, original indices")
+    for layer in record["layers"]:
+        per_layer.add_row(
+            str(layer["layer"]),
+            str(len(layer["heads_kept"])),
+            f"{layer['output_scale']:.3f}",
+            f"{layer['parameters']['pruned']:,}",
+            " ".join(_with_pi(head, layer["pi"][head]) for head in layer["heads_kept"]) or "none",
+        )
+    sums = Table()
+    sums.add_column("")
+    for name in ("dense", "pruned"):
+        sums.add_column(name, justify="right")
+    parameters, total = record["parameters"], record["heads_total"]
+    sums.add_row("heads", str(total), f"{record['heads_kept']} of {total}")
+    sums.add_row("sparsity (share of heads)", f"{0:.1%}", f"{record['sparsity']:.1%}")
+    sums.add_row("parameters, layers", *_both(parameters["layers"]))
+    sums.add_row("parameters, embedding side", *[f"{parameters['embedding_side']:,}"] * 2)
+    sums.add_row("parameters, all", *_both(parameters["total"]))
+    sums.add_row("parameters, one head", *[f"{parameters['per_head']:,}"] * 2)
+    sums.add_row("multiply-adds per token, layers", *_both(record["multiply_adds_per_token_layers"]))
+    console = Console()
+    console.print(per_layer)
+    console.print(sums)
+    if record["phase"] == "gates":
+        console.print(
+            f"step {record['step']} of the gate phase: {record['heads_removed']} heads removed so far; "
+            f"pruned = without the {record['heads_closed_by_gates']} heads that the gates close now"
+        )
+
+
+def draw_head_map(record: dict[str, Any], picture: Path, title: str) -> None:
+    """The record as a picture, layers x heads: pi as colour where known, removed heads crossed out.
+
+    Raises:
+        InputError: the file's ending is not .png, or it cannot be written.
+    """
+    if picture.suffix != PICTURE_ENDING:
+        raise InputError(f"picture={picture}: give a file name that ends in {PICTURE_ENDING}")
+    from matplotlib.colors import ListedColormap
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    layers = record["layers"]
+    heads = len(layers[0]["pi"])
+    pi = [[math.nan if value is None else value for value in layer["pi"]] for layer in layers]
+    kept = [[float(head in layer["heads_kept"]) for head in range(heads)] for layer in layers]
+    known = any(not math.isnan(value) for row in pi for value in row)
+    figure, axes = grid_figure(len(layers), heads)
+    axes.set_title(title)
+    keys: list[Any] = []
+    if known:
+        draw_pi(figure, axes, pi)
+        if any(math.isnan(value) for row in pi for value in row):
+            keys.append(Patch(facecolor="0.85", edgecolor="0.5", label="pi not known"))
+    else:
+        axes.imshow(kept, cmap=ListedColormap(["0.85", "tab:blue"]), vmin=0, vmax=1, aspect="auto")
+        keys.append(Patch(facecolor="tab:blue", label="kept"))
+    gone = [(layer, head) for layer, row in enumerate(kept) for head, here in enumerate(row) if not here]
+    axes.plot([head for _, head in gone], [layer for layer, _ in gone], "kx", label="removed")
+    keys.append(Line2D([], [], marker="x", color="k", linestyle="none", label="removed"))
+    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False)
+    partial = picture.with_name(f"{picture.name}.partial")
+    try:
+        figure.savefig(partial, format="png")
+        partial.replace(picture)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(f"picture={picture}: cannot be written ({error.strerror})") from None
+
+
+def _heads(config: ModelConfig) -> int:
+    return sum(len(config.kept(layer)) for layer in range(config.layers))
+
+
+def _sizes_only(config: ModelConfig) -> AllAttentionLM:
+    with torch.device("meta"):
+        return AllAttentionLM(config)
+
+
+def _layer_parameters(model: AllAttentionLM) -> list[int]:
+    return [sum(p.numel() for p in layer.parameters()) for layer in model.layers]
+
+
+def _pi_by_head(meta: dict[str, Any]) -> list[dict[int, float]]:
+    """Per layer: original index -> pi of the heads that had a gate."""
+    if "pi" not in meta:
+        return [{} for _ in range(meta["model"]["layers"])]
+    pairs = zip(meta["heads_before"], meta["pi"], strict=True)
+    return [dict(zip(heads, values, strict=True)) for heads, values in pairs]
+
+
+def _with_pi(head: int, pi: float | None) -> str:
+    return str(head) if pi is None else f"{head}:{pi:+.2f}"
+
+
+def _both(values: dict[str, int]) -> list[str]:
+    return [f"{values[name]:,}" for name in ("dense", "pruned")]

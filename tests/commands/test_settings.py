@@ -1,0 +1,274 @@
+"""Hydra compositions of the two commands, and what is refused before anything is trained."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
+
+from allattn.commands.run_command import run_command, setting_names
+from allattn.data.config import Source
+from allattn.errors import InputError
+from allattn.settings import (
+    PretrainSettings,
+    PruneSettings,
+    plain,
+    pretrain_settings,
+    prune_settings,
+    register,
+)
+from allattn.training.config import OptimizerName, ScheduleConfig, Shape, in_steps
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+Compose = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hydra's state and files belong to one test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    register()
+    yield
+    GlobalHydra.instance().clear()
+
+
+def train(*overrides: str) -> PretrainSettings:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return pretrain_settings(compose("train", list(overrides)))
+
+
+def prune(*overrides: str) -> PruneSettings:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return prune_settings(compose("prune", ["checkpoint=last.ckpt", *overrides]))
+
+
+class Command:
+    """train.py or prune.py with a job that only notes its settings."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch = monkeypatch
+        self.capsys = capsys
+        self.seen: list[Any] = []
+        self.status = 0
+        self.error = ""
+
+    def __call__(self, name: str, *arguments: str) -> "Command":
+        schema: type = PretrainSettings if name == "train" else PruneSettings
+        typed: Any = pretrain_settings if name == "train" else prune_settings
+
+        def job(config: DictConfig) -> None:
+            self.seen.append(typed(config))
+
+        self.monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        try:
+            run_command(job, name, CONF, schema)
+        except SystemExit as end:
+            self.status = int(end.code or 0)
+        self.error = self.capsys.readouterr().err
+        return self
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command line up to its job."""
+    return Command(monkeypatch, capsys)
+
+
+def test_there_are_experiments() -> None:
+    assert {"demo", "paper", "small"} <= set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("stage", [train, prune])
+def test_every_experiment_composes(stage: Compose, experiment: str) -> None:
+    settings = stage(f"experiment={experiment}")
+    assert isinstance(settings.optimizer.name, OptimizerName)
+    assert isinstance(settings.schedule, ScheduleConfig)
+    values = plain(settings)
+    assert yaml.safe_load(yaml.safe_dump(values)) == values, "config.yaml holds all of it"
+
+
+@pytest.mark.parametrize("group", ["optimizer", "trainer", "logger", "data"])
+def test_every_choice_of_a_group_composes(group: str) -> None:
+    for choice in sorted(path.stem for path in (CONF / group).glob("*.yaml")):
+        more = {"files": ["data.folder=text"], "eight_gpus": []}.get(choice, [])
+        stage = prune if choice == "checkpoint" else train
+        if group == "data" and choice != "checkpoint":
+            more = [*more, *([] if "raw" in choice else ["data.tokenizer=word"])]
+        stage(f"{group}={choice}", *more)
+
+
+def test_paper_pretraining() -> None:
+    settings = train()
+    assert settings.data.source is Source.wikitext103
+    assert settings.optimizer.name is OptimizerName.lamb
+    assert settings.optimizer.learning_rate == 0.01
+    assert settings.optimizer.betas == [0.9, 0.999]
+    assert settings.optimizer.weight_decay == 0
+    assert settings.optimizer.gradient_clip == 0.5
+    schedule = settings.schedule
+    assert (schedule.batch_size, schedule.segment_length, schedule.steps) == (192, 192, 56_000)
+    assert (schedule.warmup_steps, schedule.shape, schedule.final_ratio) == (2_800, Shape.cosine, 0.1)
+    model = settings.model
+    assert (model.layers, model.width, model.heads, model.persistent_vectors) == (16, 512, 8, 2048)
+    assert (model.memory_length, model.position_rows) == (192, 512)
+    assert (model.cutoffs, model.div) == ([20_000, 40_000, 200_000], 4)
+    dropouts = [
+        getattr(model, f"{n}_dropout") for n in ("attention", "projection", "input", "output", "word")
+    ]
+    assert dropouts == [0.2, 0.1, 0.1, 0.1, 0.1]
+
+
+def test_paper_pruning() -> None:
+    settings = prune()
+    assert settings.data.source is Source.checkpoint
+    assert settings.optimizer.name is OptimizerName.lamb
+    assert settings.optimizer.learning_rate == 1e-4
+    schedule, gates = settings.schedule, settings.gates
+    assert (schedule.batch_size, schedule.segment_length, schedule.steps) == (192, 192, 56_000)
+    assert (schedule.warmup_steps, schedule.shape) == (0, Shape.constant)
+    assert (gates.lambda_max, gates.lambda_warmup_steps, gates.freeze_step) == (0.02, 4_000, 16_000)
+    assert (gates.learning_rate_ratio, gates.initial_pi) == (10, 2)
+    assert gates.output_scaling
+    assert not gates.scale_gradient
+    assert (gates.beta, gates.gamma, gates.zeta) == (pytest.approx(1 / 3), -0.1, 1.1)
+
+
+def test_overrides_win_over_the_experiment() -> None:
+    settings = train("experiment=demo", "schedule.steps=7", "schedule.warmup_steps=2", "name=mine")
+    assert (settings.schedule.steps, settings.schedule.warmup_steps, settings.name) == (7, 2, "mine")
+    assert settings.schedule.batch_size == 8, "the experiment's other values stay"
+
+
+@pytest.mark.parametrize("tokens", [36_864 * 100, 36_864 * 99 + 1])
+def test_lengths_in_tokens_become_steps(tokens: int) -> None:
+    settings = train(f"schedule.tokens={tokens}", "schedule.warmup_tokens=36864")
+    assert (settings.schedule.steps, settings.schedule.warmup_steps) == (100, 1)
+    assert settings.schedule == in_steps(settings.schedule)
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("schedule.steps=0", "schedule.steps=0"),
+        ("schedule.warmup_steps=99999999", "schedule.warmup_steps"),
+        ("schedule.final_ratio=1.5", "schedule.final_ratio=1.5"),
+        ("schedule.batch_size=0", "schedule.batch_size=0"),
+        ("trainer.accumulation=5", "trainer.accumulation"),
+        ("trainer.log_interval=0", "trainer.log_interval=0"),
+        ("trainer.strategy=deepspeed", "trainer.strategy=deepspeed: must be one of auto, ddp, fsdp"),
+        ("optimizer.learning_rate=0", "optimizer.learning_rate=0"),
+        ("optimizer.betas=[0.9]", "optimizer.betas"),
+        ("optimizer.betas=[0.9,1.0]", "optimizer.betas"),
+        ("optimizer.gradient_clip=-1", "optimizer.gradient_clip=-1"),
+        ("eval.rows=0", "eval.rows=0"),
+        ("eval.interval=-1", "eval.interval=-1"),
+        ("eval.memory_length=0", "eval.memory_length=0"),
+        ("model.heads=7", "model.heads=7"),
+        ("model.cutoffs=[40,20]", "model.cutoffs"),
+        ("data=checkpoint", "data=checkpoint"),
+    ],
+)
+def test_contradictory_settings_are_refused(override: str, named: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        train(override)
+    assert named in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("precision", ["16-mixed", "64-true"])
+def test_precision_that_sharding_does_not_take_is_refused(precision: str) -> None:
+    with pytest.raises(InputError, match=f"trainer.strategy=fsdp does not go with .*{precision}"):
+        train("trainer.strategy=fsdp", f"trainer.precision={precision}")
+    assert train("trainer.strategy=fsdp", "trainer.precision=bf16-mixed").trainer.strategy == "fsdp"
+
+
+@pytest.mark.parametrize("override", ["optimizer.learning_rate=nan", "optimizer.weight_decay=nan"])
+def test_numbers_that_are_not_finite_are_refused(override: str) -> None:
+    with pytest.raises(InputError):
+        train(override)
+
+
+def test_pruning_needs_a_checkpoint(command: Command) -> None:
+    assert command("prune").status == 2
+    assert command.seen == []
+    assert "needs checkpoint=PATH" in command.error
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "nearest"),
+    [
+        ("train", "+model.gate.lamda=0.5", None),
+        ("prune", "+model.gate.lamda=0.5", "gates.lambda_max"),
+        ("prune", "+gates.lamda_max=0.5", "gates.lambda_max"),
+        ("prune", "gates.lamda_max=0.5", "gates.lambda_max"),
+        ("train", "schedule.step=3", "schedule.steps"),
+        ("train", "+schedule.step=3", "schedule.steps"),
+        ("train", "+optimiser.learning_rate=1", "optimizer.learning_rate"),
+    ],
+)
+def test_unknown_setting_is_refused_with_the_nearest_name(
+    command: Command, name: str, override: str, nearest: str | None
+) -> None:
+    arguments = [override] if name == "train" else ["checkpoint=last.ckpt", override]
+    assert command(name, *arguments).status == 2
+    assert command.seen == [], "nothing was trained"
+    assert command.error.count("\n") == 1
+    unknown = override.removeprefix("+").split("=")[0]
+    assert command.error.startswith(f"error: there is no setting {unknown}")
+    if nearest:
+        assert f"did you mean {nearest}?" in command.error
+
+
+@pytest.mark.parametrize("override", ["schedule.steps=many", "optimizer.name=sgd", "model.cutoffs=20"])
+def test_values_of_the_wrong_type_are_refused(command: Command, override: str) -> None:
+    assert command("train", override).status == 2
+    assert command.seen == []
+    assert command.error.startswith("error: ")
+    assert override.split("=")[0] in command.error
+    assert command.error.count("\n") == 1
+
+
+def test_comma_that_makes_a_sweep_of_numbers_is_refused(command: Command) -> None:
+    assert command("train", "-m", "experiment=demo", "model.cutoffs=20,40").status == 2
+    assert command.seen == [], "refused before training"
+    assert "model.cutoffs" in command.error
+
+
+def test_sweep_over_lists_runs_with_lists(command: Command) -> None:
+    assert command("train", "-m", "experiment=demo", "model.cutoffs=[20,40],[10,30]").status == 0
+    assert [settings.model.cutoffs for settings in command.seen] == [[20, 40], [10, 30]]
+    assert len({settings.name for settings in command.seen}) == 2, "each job has its own folder"
+
+
+def test_sweep_values_reach_every_job(command: Command) -> None:
+    arguments = ("-m", "experiment=demo", "checkpoint=last.ckpt", "gates.lambda_max=0,0.01,0.5", "seed=1,2")
+    assert command("prune", *arguments).status == 0
+    found = {(settings.gates.lambda_max, settings.seed): settings.name for settings in command.seen}
+    assert set(found) == {(x, seed) for x in (0, 0.01, 0.5) for seed in (1, 2)}
+    assert found[0.01, 2] == "demo-pruned/gates.lambda_max-0.01+seed-2"
+    assert len(set(found.values())) == 6
+
+
+def test_quoted_number_is_converted(command: Command) -> None:
+    command("prune", "checkpoint=last.ckpt", "gates.lambda_max='0.5'")
+    assert command.status == 0, command.error
+    assert command.seen[0].gates.lambda_max == 0.5
+
+
+def test_commands_write_nothing_of_their_own(command: Command, tmp_path: Path) -> None:
+    assert command("train", "experiment=demo").status == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_all_settings() -> None:
+    names = setting_names(PruneSettings)
+    assert {"gates.lambda_max", "schedule.steps", "checkpoint", "trainer.precision"} <= set(names)
+    assert "gates" not in names

@@ -1,0 +1,146 @@
+"""A study is one command: its jobs, their settings, their folders and their W&B group."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
+import prune
+from allattn.commands.run_command import run_command, swept_settings
+from allattn.errors import InputError
+from allattn.settings import PruneSettings, prune_settings, register
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+VARIANTS = ["all_three", "no_lambda_warmup", "no_positive_init", "no_output_scaling", "none_of_three"]
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """Runs prune.py's command with a recorder in the place of the stage."""
+    register()
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> list[PruneSettings]:
+        seen: list[PruneSettings] = []
+        monkeypatch.setattr(sys, "argv", [str(Path(prune.__file__)), *arguments, "checkpoint=last.ckpt"])
+        run_command(lambda config: seen.append(prune_settings(config)), "prune", CONF, PruneSettings)
+        return seen
+
+    yield run
+    GlobalHydra.instance().clear()
+
+
+def test_the_ablation_study_is_the_five_variants_times_the_seeds(jobs: Any) -> None:
+    seen = jobs("-m", "study=ablation", "seed=1,2,3")
+    assert {(job.ablation, job.seed) for job in seen} == {(v, s) for v in VARIANTS for s in (1, 2, 3)}
+    assert {job.name for job in seen} == {
+        f"ablation-study/ablation-{v}+seed-{s}" for v in VARIANTS for s in (1, 2, 3)
+    }
+    assert {job.logger.group for job in seen} == {"ablation-study"}
+    off = [job for job in seen if job.ablation == "none_of_three"]
+    assert {(j.gates.lambda_warmup_steps, j.gates.initial_pi, j.gates.output_scaling) for j in off} == {
+        (0, 0.0, False)
+    }
+
+
+def test_the_lambda_study(jobs: Any) -> None:
+    assert [job.gates.lambda_max for job in jobs("-m", "study=lambda")] == [0.01, 0.015, 0.02]
+
+
+def test_the_selection_study_keeps_one_sparsity(jobs: Any) -> None:
+    seen = jobs("-m", "study=selection", "gates.target_sparsity=0.5")
+    assert [job.gates.selection.value for job in seen] == ["l0", "random", "magnitude", "gradient"]
+    assert {job.gates.target_sparsity for job in seen} == {0.5}
+
+
+def test_a_study_keeps_a_group_and_a_name_that_were_given(jobs: Any) -> None:
+    seen = jobs("-m", "study=lambda", "name=mine", "logger.group=other")
+    assert {job.logger.group for job in seen} == {"other"}
+    assert seen[0].name == "mine/gates.lambda_max-0.01"
+
+
+@pytest.mark.parametrize("swept", ["data.minimum_count=1,2", "trainer.precision=32-true,bf16-mixed"])
+def test_jobs_of_any_sweep_have_folders_of_their_own(jobs: Any, swept: str) -> None:
+    assert len({job.name for job in jobs("-m", swept)}) == 2
+
+
+@pytest.mark.parametrize("arguments", [("study=ablation",), ("-m", "study=ablation,lambda")])
+def test_a_study_that_would_not_be_swept_is_refused(
+    jobs: Any, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One job of the full method would run under the study's name."""
+    with pytest.raises(SystemExit) as ended:
+        jobs(*arguments)
+    assert ended.value.code == 2
+    assert "study=ablation" in capsys.readouterr().err
+
+
+def test_every_failed_job_is_reported_and_the_others_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra itself raises the first job's error alone, after the last job."""
+    errors = {2: InputError("two"), 3: OSError("three"), 4: RuntimeError("four"), 5: InputError("five")}
+    done = []
+
+    def job(config: Any) -> None:
+        if config.seed in errors:
+            raise errors[config.seed]
+        done.append(config.seed)
+
+    register()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(Path(prune.__file__)), "-m", "seed=1,2,3,4,5,6", "checkpoint=a"])
+    with pytest.raises(SystemExit) as ended:
+        run_command(job, "prune", CONF, PruneSettings)
+    GlobalHydra.instance().clear()
+    assert ended.value.code == 2
+    assert done == [1, 6]
+    printed = capsys.readouterr().err
+    for words in ("error: two\n", "error: three\n", "RuntimeError: four\n", "error: five\n"):
+        assert words in printed
+
+
+def test_a_multirun_leaves_nothing_where_it_is_started(jobs: Any, tmp_path: Path) -> None:
+    jobs("-m", "study=lambda", "runs_folder=elsewhere")
+    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere"}
+
+
+def test_the_order_of_the_command_line_does_not_name_a_job(jobs: Any) -> None:
+    one, other = ("seed=1,2", "gates.lambda_max=0.01,0.02"), ("gates.lambda_max=0.01,0.02", "seed=1,2")
+    assert {job.name for job in jobs("-m", *one)} == {job.name for job in jobs("-m", *other)}
+
+
+def test_what_is_given_once_does_not_name_a_job() -> None:
+    arguments = ["-m", "seed=1,2", "checkpoint=a.ckpt", "gates.lambda_max=range(1,3)", "schedule.steps=3"]
+    assert swept_settings(arguments) == {"seed", "gates.lambda_max"}
+
+
+def test_the_wandb_sweep_file_makes_commands_that_prune_understands() -> None:
+    """Filled in by the client's own functions, as its agent does."""
+    sweep = yaml.safe_load((CONF / "wandb_sweep" / "lambda.yaml").read_text())
+    assert sweep["method"] == "grid"
+    assert sweep["metric"]["name"] == "pruned/test/perplexity"
+    chosen = {
+        name: {"value": p.get("value", p.get("values", [None])[-1])}
+        for name, p in sweep["parameters"].items()
+    }
+    filled = create_sweep_command_args({"args": chosen})
+    command = [
+        part
+        for piece in create_sweep_command(sweep["command"])
+        for part in (filled.get(piece[2:-1], [piece]) if piece.startswith("${") else [piece])
+    ]
+    assert command[:3] == ["${env}", "${interpreter}", "${program}"]
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        settings = prune_settings(compose("prune", command[3:]))
+    assert settings.gates.lambda_max == 0.03
+    assert settings.seed == 3
+    assert settings.name == "lambda-sweep/lambda-0.03+seed-3"
+    assert settings.checkpoint == "runs/wikitext103/checkpoints/last.ckpt"

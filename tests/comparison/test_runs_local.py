@@ -1,0 +1,138 @@
+"""Reading runs from folders: what takes part, what is named instead, and why."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.made_up import config, history, result, write_run
+
+from allattn.errors import InputError
+from allattn.comparison.runs_local import read_local_runs
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    """A folder with one whole run, "good"."""
+    write_run(tmp_path / "good", config("good"), result(120), history())
+    return tmp_path
+
+
+def test_everything_of_a_run_is_read(good: Path) -> None:
+    (run,), left_out = read_local_runs([good])
+    assert left_out == []
+    assert (run.name, run.where, run.seed) == ("good", str(good / "good"), 1)
+    assert run.pruned.perplexity == 120
+    assert run.settings["gates.lambda_max"] == 0.02
+    assert run.settings["environment.git_revision"] == "abc"
+    assert [row["step"] for row in run.history] == list(range(20, 401, 20))
+    assert "phase" not in run.history[0]
+
+
+@pytest.mark.parametrize(
+    ("failure", "why"),
+    [(None, "unfinished"), ("loss is nan\nat step 3\n", "failed: loss is nan"), ("", "failed")],
+)
+def test_unfinished_and_failed_runs_are_named(good: Path, failure: str | None, why: str) -> None:
+    folder = write_run(good / "other", config("other", 2), None, history())
+    if failure is not None:
+        (folder / "failure.txt").write_text(failure)
+    runs, left_out = read_local_runs([good])
+    assert [run.name for run in runs] == ["good"]
+    assert [(run.where, run.why) for run in left_out] == [(str(folder), why)]
+
+
+def _cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _binary(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x00\x81" * 50)
+
+
+def _empty(path: Path) -> None:
+    path.write_text("")
+
+
+def _no_number(path: Path) -> None:
+    path.write_text("step,valid_perplexity\n300,12x\n")
+
+
+def _without(old: str, new: str = "") -> Callable[[Path], None]:
+    return lambda path: path.write_text(path.read_text().replace(old, new)) and None
+
+
+@pytest.mark.parametrize(
+    ("file", "harm", "why"),
+    [
+        ("result.json", _cut_off, "result.json cannot be read"),
+        ("result.json", _binary, "result.json cannot be read"),
+        ("result.json", _empty, "result.json cannot be read"),
+        ("result.json", lambda path: path.write_text("[1]"), "result.json cannot be read"),
+        (
+            "result.json",
+            _without('"perplexity": 120', '"other": 1'),
+            "its result lacks pruned/test/perplexity",
+        ),
+        ("result.json", _without('"perplexity": 120', '"perplexity": NaN'), "pruned test perplexity is nan"),
+        ("result.json", _without('"heads_total": 16', '"heads_total": "x"'), "its result cannot be read"),
+        ("metrics.csv", Path.unlink, "no metrics"),
+        ("metrics.csv", _empty, "no metrics"),
+        ("metrics.csv", _binary, "metrics.csv cannot be read"),
+        ("metrics.csv", _no_number, "its metrics hold '12x' for valid_perplexity"),
+        ("metrics.csv", _without("step,", "stop,"), "metrics.csv cannot be read"),
+        ("config.yaml", _binary, "config.yaml cannot be read"),
+        ("config.yaml", _empty, "config.yaml cannot be read"),
+        ("config.yaml", lambda path: path.write_text("a: [1\nb: }"), "config.yaml cannot be read"),
+        ("config.yaml", _without("seed: 2\n"), "its settings lack seed"),
+    ],
+)
+def test_damaged_records_are_named_in_one_line(
+    good: Path, file: str, harm: Callable[[Path], None], why: str
+) -> None:
+    folder = write_run(good / "harmed", config("harmed", 2), result(120), history())
+    harm(folder / file)
+    runs, left_out = read_local_runs([good])
+    assert [run.name for run in runs] == ["good"], "the harmed run is never averaged in"
+    (found,) = left_out
+    assert found.where == str(folder)
+    assert found.why.startswith(why)
+    assert "\n" not in found.why
+
+
+def test_a_row_cut_off_by_an_interruption_is_passed_over(good: Path) -> None:
+    with (good / "good" / "metrics.csv").open("a") as file:
+        file.write("420,4.5")
+    (run,), _ = read_local_runs([good])
+    assert run.history[-1]["step"] == 400
+
+
+def test_dense_runs_and_files_of_tools_are_no_pruning_runs(good: Path) -> None:
+    dense = config("dense")
+    del dense["gates"]
+    write_run(good / "dense", dense, {"stage": "pretrain"}, history())
+    write_run(good / "good" / "wandb" / "run-1" / "files", config("copy"), None, None)
+    write_run(good / "good" / ".hydra", config("copy"), None, None)
+    runs, left_out = read_local_runs([good])
+    assert ([run.name for run in runs], left_out) == (["good"], [])
+
+
+def test_a_folder_may_be_called_wandb(tmp_path: Path) -> None:
+    write_run(tmp_path / "wandb" / "one", config("one"), result(120.0), history())
+    runs, left_out = read_local_runs([tmp_path])
+    assert ([run.name for run in runs], left_out) == (["one"], [])
+
+
+def test_a_folder_given_twice_counts_once(good: Path) -> None:
+    runs, _ = read_local_runs([good, good / "good"])
+    assert len(runs) == 1
+
+
+def test_group_chooses_the_runs_of_one_study(good: Path) -> None:
+    write_run(good / "other", config("other", **{"logger.group": "later"}), result(130), history())
+    assert [run.name for run in read_local_runs([good], "later")[0]] == ["other"]
+    assert len(read_local_runs([good])[0]) == 2
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere: there is no such folder"):
+        read_local_runs([tmp_path / "nowhere"])

@@ -1,0 +1,178 @@
+"""Reading runs of a W&B project with the real client from a local stand-in for its API."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.study_fixtures import PERPLEXITIES
+from support.made_up import LABELS, OFF, config, history, result
+from support.wandb_stand_in import StandIn, StandInRun, serve
+
+from allattn.errors import InputError
+from allattn.comparison.comparison import compare
+from allattn.comparison.runs_local import read_local_runs
+from allattn.comparison.runs_wandb import PAGE, read_wandb_runs
+from allattn.comparison.tables import cells, run_cells
+from allattn.training.flat_names import flat
+
+PATH = "someone/study"
+
+
+def logged(run_id: str, perplexity: float, seed: int = 1, **changes: Any) -> StandInRun:
+    """A run as the stages log it: nested settings, a summary joined by slashes, history rows."""
+    settings = {name: value for name, value in changes.items() if "." in name or name == "ablation"}
+    about = {name: value for name, value in changes.items() if name not in settings}
+    made = StandInRun(
+        run_id,
+        config(run_id, seed, **settings),
+        dict(flat(result(perplexity), "/")),
+        history(perplexity),
+        name=run_id,
+        group="study",
+    )
+    for name, value in about.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.fixture
+def stand_in(wandb_client: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """An empty project, served."""
+    made = StandIn(*PATH.split("/"), [])
+    with serve(made) as address:
+        wandb_client.setenv("WANDB_BASE_URL", address)
+        yield made
+
+
+def test_a_study_reads_as_from_its_folders(stand_in: StandIn, study: Path) -> None:
+    """The same records from W&B and from folders give the same table."""
+    for variant, by_seed in PERPLEXITIES.items():
+        for seed, value in by_seed.items():
+            run = logged(f"{variant}-{seed}", value, seed, **OFF[variant], ablation=LABELS[variant])
+            stand_in.runs.append(run)
+    comparison = compare(*read_wandb_runs(PATH, "study"))
+    local = compare(*read_local_runs([study]))
+    assert cells(comparison) == cells(local)
+    without_place = [row[:-1] for row in run_cells(comparison)]
+    assert without_place == [row[:-1] for row in run_cells(local)]
+    assert comparison.warnings == local.warnings == []
+    assert comparison.runs[0].where == f"{PATH}/full-1"
+
+
+@pytest.mark.parametrize("exported", [0, 1, 2_000, 5_000])
+def test_history_is_read_whole(stand_in: StandIn, exported: int) -> None:
+    """5,000 rows; metrics on different rows; the best at row 3,333, the last elsewhere; always the same.
+
+    The service has exported some of the rows, none or all to files; the client reads both kinds.
+    """
+    rng = random.Random(0)
+    rows: list[dict[str, Any]] = []
+    for number in range(1, 5_001):
+        rows.append({"step": number, "loss": 3.0, "lambda": 0.02})
+        if number % 3 == 0:
+            rows[-1] = {"step": number, "valid_perplexity": 26 + rng.random()}
+    rows[3_332] = {"step": 3_333, "valid_perplexity": 24.17}
+    rows[4_998] = {"step": 4_999, "valid_perplexity": 25.90}
+    rows[100] = {"step": 101, "pi": {"_type": "image-file"}, "valid_perplexity": float("nan")}
+    stand_in.runs.append(
+        logged(f"long-{exported}", 25.5, history=rows, exported=exported, **{"gates.freeze_step": 1_000})
+    )
+
+    import wandb
+
+    client = wandb.Api().runs(PATH)[0]
+    samples = [client.history(pandas=False) for _ in range(2)]
+    assert [len(sample) for sample in samples] == [500, 500]
+    assert samples[0] != samples[1], "the call that must not be used gives other rows each time"
+    assert client.history(keys=["loss", "valid_perplexity"], pandas=False) == [], "no row has both"
+
+    for _ in range(2):
+        (run,), _ = read_wandb_runs(PATH)
+        assert len(run.history) == 5_000
+        row = compare([run], []).rows[1]
+        assert row.best is not None
+        assert row.last is not None
+        assert (row.best.perplexity.mean, row.best.steps) == (24.17, [3_333])
+        assert (row.last.perplexity.mean, row.last.steps) == (25.90, [4_999])
+        assert "24.17 @ 3,333" in cells(compare([run], []))[1]
+        assert "25.90 @ 4,999" in cells(compare([run], []))[1]
+
+
+def test_rows_that_a_resumed_run_logged_again_count_once(stand_in: StandIn) -> None:
+    rows = [{"step": step, "valid_perplexity": 100.0 - step} for step in (300, 320, 340)]
+    rows += [{"step": step, "valid_perplexity": 90.0} for step in (320, 340, 360)]
+    stand_in.runs.append(logged("resumed", 95, history=rows))
+    (run,), _ = read_wandb_runs(PATH)
+    assert [row["valid_perplexity"] for row in run.history] == [-200.0, 90.0, 90.0, 90.0]
+
+
+def test_all_pages_are_read(stand_in: StandIn) -> None:
+    stand_in.runs += [logged(f"r{seed}", 120 + seed, seed) for seed in range(PAGE + 3)]
+    runs, _ = read_wandb_runs(PATH)
+    assert [run.seed for run in runs] == list(range(PAGE + 3))
+    asked = [variables for operation, variables in stand_in.operations if operation == "Runs"]
+    assert [variables["cursor"] for variables in asked] == [None, str(PAGE)]
+
+
+def test_only_the_groups_pruning_runs_are_read(stand_in: StandIn) -> None:
+    dense = logged("dense", 100, job_type="pretrain")
+    del dense.config["gates"]
+    summary = logged("comparison", 100, job_type="compare", config={"runs": ["a"]})
+    stand_in.runs += [dense, summary, logged("other", 1, group="later"), logged("own", 120)]
+    runs, left_out = read_wandb_runs(PATH, "study")
+    assert ([run.name for run in runs], left_out) == (["own"], [])
+
+
+def test_unfinished_runs_and_runs_without_metrics_are_named(stand_in: StandIn) -> None:
+    stand_in.runs += [logged(state, 120, state=state) for state in ("failed", "crashed", "running", "killed")]
+    stand_in.runs += [logged("bare", 120, summary={"loss": 3.0}), logged("silent", 120, history=[])]
+    stand_in.runs += [logged("diverged", float("nan")), logged("good", 120)]
+    runs, left_out = read_wandb_runs(PATH)
+    assert [run.name for run in runs] == ["good"]
+    assert {run.where: run.why for run in left_out} == {
+        **{f"{PATH}/{state} ({state})": state for state in ("failed", "crashed", "running", "killed")},
+        f"{PATH}/bare (bare)": "its result lacks corpus/vocabulary_hash",
+        f"{PATH}/silent (silent)": "no metrics",
+        f"{PATH}/diverged (diverged)": "pruned test perplexity is nan",
+    }
+
+
+def refused(path: str = PATH) -> str:
+    with pytest.raises(InputError) as error:
+        read_wandb_runs(path)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_missing_project_is_one_line(stand_in: StandIn) -> None:
+    assert refused("someone/elsewhere").startswith("wandb=someone/elsewhere: there is no such project")
+
+
+def test_a_refused_key_is_one_line(stand_in: StandIn) -> None:
+    stand_in.refuses_key = True
+    assert refused().startswith(f"wandb={PATH}: W&B did not give the runs (")
+
+
+def test_an_error_of_the_service_is_one_line(stand_in: StandIn) -> None:
+    def broken(query: str, variables: dict[str, Any]) -> dict[str, Any]:
+        raise KeyError("Runs")
+
+    answer: Callable[..., dict[str, Any]] = stand_in.answer
+    stand_in.answer = (  # type: ignore[method-assign]
+        lambda query, variables: (answer if "viewer" in query else broken)(query, variables)
+    )
+    assert "W&B did not give the runs" in refused()
+
+
+def test_no_login_is_one_line(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("WANDB_API_KEY")
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    assert refused().startswith("no W&B login: run `wandb login`")
+    assert stand_in.operations == []
+
+
+@pytest.mark.parametrize("path", ["study", "a/b/c", "/study", "someone/", ""])
+def test_a_path_without_entity_or_project_is_refused(path: str) -> None:
+    assert refused(path) == f"wandb={path}: give ENTITY/PROJECT"

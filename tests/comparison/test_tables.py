@@ -1,0 +1,149 @@
+"""The table's forms: the same numbers in each, nothing in a name read as markup."""
+
+import csv
+import io
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+from support.study_fixtures import PERPLEXITIES
+from support.made_up import config, history, result
+from rich.console import Console
+
+from allattn.comparison.compared_run import compared_run
+from allattn.comparison.comparison import Comparison, compare
+from allattn.comparison.runs_local import read_local_runs
+from allattn.comparison.tables import (
+    COLUMNS,
+    cells,
+    csv_table,
+    latex_table,
+    markdown_table,
+    notes,
+    runs_csv,
+    terminal_table,
+)
+
+NASTY = r"50% of {a_b} & $x$ #1 ~^ \alpha | *b* [red] <i>"
+
+
+@pytest.fixture(scope="module")
+def comparison(study: Path) -> Comparison:
+    runs, left_out = read_local_runs([study])
+    return compare(runs, left_out)
+
+
+@pytest.fixture(scope="module")
+def nasty() -> Comparison:
+    """A setting that varies holds signs that mean something to LaTeX, Markdown, HTML or rich."""
+    runs = [
+        compared_run("a", "a", config("a"), result(120), history()),
+        compared_run("b", "b", config("b", **{"data.tokenizer": NASTY}), result(121), history()),
+        compared_run("c", "c", config("c", 2), result(122), history()),
+    ]
+    return compare(runs, [], ["data.tokenizer"])
+
+
+def printed(comparison: Comparison) -> str:
+    console = Console(width=300, file=io.StringIO(), record=True)
+    console.print(terminal_table(comparison))
+    return console.export_text()
+
+
+def test_a_row_in_words(comparison: Comparison) -> None:
+    """Mean, deviation and interval are worked out here again."""
+    row = dict(zip(COLUMNS, cells(comparison)[5], strict=True))
+    values, full = list(PERPLEXITIES["three"].values()), list(PERPLEXITIES["full"].values())
+    pairs = [value - other for value, other in zip(values, full, strict=True)]
+    middle, half = statistics.mean(pairs), 4.303 * statistics.stdev(pairs) / 3**0.5
+    assert row["variant"] == "without all three"
+    assert row["seeds"] == "1, 2, 3"
+    assert row["sparsity"] == "25.0%"
+    assert row["heads kept"] == "12/16"
+    assert row["test perplexity"] == f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+    best = statistics.mean(values) - 5
+    assert row["best valid. perplexity"] == f"{best:.2f} ± {statistics.stdev(values):.2f} @ 300"
+    assert row["last valid. perplexity"].endswith("@ 400")
+    assert row["difference, test"] == f"{middle:+.2f} [{middle - half:+.2f}, {middle + half:+.2f}]"
+    assert row["paper's"] == "+1.48"
+
+
+def test_terminal_shows_every_cell(comparison: Comparison) -> None:
+    text = printed(comparison)
+    assert all(cell in text for row in cells(comparison) for cell in row)
+
+
+def test_markdown_has_one_cell_per_column(comparison: Comparison, nasty: Comparison) -> None:
+    for made in (comparison, nasty):
+        lines = [line for line in markdown_table(made).splitlines() if line.startswith("|")]
+        assert len(lines) == 2 + len(made.rows)
+        for line in lines:
+            assert len(re.findall(r"(?<!\\)\|", line)) == len(COLUMNS) + 1
+    assert "| without output scaling | 1, 2, 3 | 25.0% | 12/16 |" in markdown_table(comparison)
+
+
+def test_latex_is_a_whole_booktabs_table(comparison: Comparison) -> None:
+    lines = latex_table(comparison).splitlines()
+    body = [line for line in lines if not line.startswith("%")]
+    assert body[0] == r"\begin{tabular}{l" + "r" * (len(COLUMNS) - 1) + "}"
+    assert [body[1], body[3], body[-2], body[-1]] == [
+        r"\toprule",
+        r"\midrule",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    rows = [body[2], *body[4:-2]]
+    assert len(rows) == 1 + len(comparison.rows)
+    for row in rows:
+        assert row.endswith(r" \\")
+        assert len(re.findall(r"(?<!\\)&", row)) == len(COLUMNS) - 1
+    assert r"25.0\% & 12/16" in rows[2]
+    assert "$-$1.61" in rows[1]
+
+
+def test_latex_escapes_what_it_would_read(nasty: Comparison) -> None:
+    row = next(line for line in latex_table(nasty).splitlines() if "tokenizer" in line)
+    name = row.split(" & 1 &")[0]
+    assert name == (
+        r"tokenizer 50\% of \{a\_b\} \& \$x\$ \#1 \textasciitilde{}\textasciicircum{} \textbackslash{}alpha "
+        r"| *b* [red] $<$i$>$"
+    )
+
+
+def test_names_are_no_markup(nasty: Comparison) -> None:
+    assert f"tokenizer {NASTY}" in printed(nasty)
+    assert r"\| \*b\* [red] \<i\>" in markdown_table(nasty)
+
+
+def test_csv_has_full_precision(comparison: Comparison) -> None:
+    rows = {row["variant"]: row for row in csv.DictReader(io.StringIO(csv_table(comparison)))}
+    assert len(rows) == 6
+    for row in comparison.rows:
+        read = rows[row.variant]
+        assert float(read["test_perplexity"]) == row.test.mean
+        assert float(read["parameters_layers"]) == row.layer_parameters
+        if row.difference is None:
+            assert read["difference"] == ""
+        else:
+            assert float(read["difference"]) == row.difference.mean
+            assert float(read["difference_half_width_95"]) == row.difference.half_width
+            assert read["difference_pairs"] == "3"
+    assert rows["full method"]["best_valid_steps"] == "300 300 300"
+    assert rows["dense, before pruning"]["test_perplexity_standard_deviation"] == ""
+
+
+def test_every_mean_can_be_worked_out_from_the_runs(comparison: Comparison) -> None:
+    """runs.csv alone gives the table's means, deviations and differences again."""
+    runs = list(csv.DictReader(io.StringIO(runs_csv(comparison))))
+    assert len(runs) == 15
+    for row in comparison.rows[1:]:
+        own = {run["seed"]: float(run["test_perplexity"]) for run in runs if run["variant"] == row.variant}
+        assert statistics.mean(own.values()) == pytest.approx(row.test.mean, rel=1e-12)
+        assert statistics.stdev(own.values()) == pytest.approx(row.test.deviation, rel=1e-12)
+
+
+def test_notes_say_which_settings_are_the_full_method(comparison: Comparison) -> None:
+    assert notes(comparison)[0] == (
+        "full method: all three techniques, lambda 0.02, lambda warm-up steps 75, initial pi 2"
+    )

@@ -1,8 +1,0 @@
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    """Every test draws the same numbers."""
-    torch.manual_seed(0)
