@@ -14,6 +14,7 @@ from allattn.benchmark.summary import summarize
 from allattn.benchmark.table import markdown
 from allattn.commands.run_command import register_command, run_command
 from allattn.errors import InputError, first_line
+from allattn.files import write_atomically
 from allattn.settings import plain
 
 
@@ -36,8 +37,8 @@ def benchmark(config: BenchmarkConfig) -> dict[str, Any]:
     tables = markdown(record)
     print(tables)
     try:
-        (folder / "benchmark.json").write_text(json.dumps(record, indent=1) + "\n")
-        (folder / "benchmark.md").write_text(tables)
+        write_atomically(folder / "benchmark.json", json.dumps(record, indent=1) + "\n")
+        write_atomically(folder / "benchmark.md", tables)
     except OSError as error:
         raise InputError(f"folder={folder}: cannot be written ({error.strerror})") from None
     return record

@@ -19,6 +19,7 @@ from allattn.comparison.runs_wandb import read_wandb_runs
 from allattn.comparison.summary_run import Destination, check_can_log, destination_of, log_summary_run
 from allattn.comparison.tables import csv_table, latex_table, markdown_table, notes, runs_csv, terminal_table
 from allattn.errors import InputError
+from allattn.files import write_atomically
 from allattn.training.config import WandbMode
 
 FLAGS = {"--wandb": "--wandb ENTITY/PROJECT", "--group": "--group GROUP"}  # other ways to write a setting
@@ -105,10 +106,10 @@ def _write(comparison: Comparison, folder: Path) -> dict[str, Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
+            write_atomically(folder / name, text)
         for name, figure in figures.items():
-            (folder / f"{name}.svg").write_bytes(vectors[name])
-            images[name].write_bytes(png(figure))
+            write_atomically(folder / f"{name}.svg", vectors[name])
+            write_atomically(images[name], png(figure))
     except OSError as error:
         raise InputError(f"folder={folder}: cannot be written ({error.strerror})") from None
     return images

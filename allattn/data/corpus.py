@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
@@ -17,7 +16,6 @@ from allattn.data.config import RAW_SOURCES, DataConfig, Source, check_data
 from allattn.data.encoded import (
     FORMAT,
     ID_TYPE,
-    PARTIAL,
     SPLITS,
     Corpus,
     find_folder,
@@ -41,6 +39,7 @@ from allattn.data.vocabulary import (
     word_tokenizer,
 )
 from allattn.errors import InputError
+from allattn.files import PARTIAL, new_folder
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +115,8 @@ def _folder(cache: Path, config: DataConfig, key: str, given: Tokenizer | None) 
 
 
 def _discard(folder: Path) -> None:
+    for leftover in folder.parent.glob(f"{folder.name}.*{PARTIAL}"):  # of a process that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
     if folder.exists():
         log.warning("%s: damaged or from another version; encoding the text again", folder)
         shutil.rmtree(folder)
@@ -125,10 +126,7 @@ def _build(
     config: DataConfig, source: TextSource, key: str, given: Tokenizer | None, folder: Path, progress: bool
 ) -> None:
     """Encode all splits into `folder`, which appears at once and whole."""
-    partial = folder.with_name(f"{folder.name}{PARTIAL}")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
-    partial.mkdir()
-    try:
+    with new_folder(folder) as partial:
         tokenizer = given or _make_tokenizer(config, source, progress)
         encode = _encoder(tokenizer)
         fingerprint = Fingerprint()
@@ -143,9 +141,6 @@ def _build(
                 f"data.source={config.source.value}: the text changed while it was read; start again"
             )
         finish_folder(partial, key, fingerprint.hexdigest(), tokenizer, tokens, words)
-        partial.replace(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _make_tokenizer(config: DataConfig, source: TextSource, progress: bool) -> Tokenizer:
@@ -183,8 +178,6 @@ def _encode_split(
             file.write(ids.astype(ID_TYPE, copy=False).data)
             tokens += len(ids)
             words += chunk_words
-        file.flush()
-        os.fsync(file.fileno())
     return tokens, words
 
 

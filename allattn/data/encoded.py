@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from allattn.data.fingerprint import write_atomically
 from allattn.data.vocabulary import Ids, save_tokenizer, tokenizer_hash
+from allattn.files import PARTIAL, write_atomically
 
 FORMAT = 1  # raise it when the folder's content for an unchanged text changes
 SPLITS = ("train", "valid", "test")
-PARTIAL = ".partial"  # ends the name of a folder that is being written
 ID_TYPE = np.dtype("<i4")
 
 

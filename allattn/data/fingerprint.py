@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -39,29 +37,3 @@ def file_versions(paths: Iterable[Path]) -> str:
     stats = [(str(path.resolve()), path.stat()) for path in paths]
     versions = [(place, stat.st_size, stat.st_mtime_ns) for place, stat in stats]
     return hashlib.sha256(json.dumps(versions).encode()).hexdigest()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` so that a reader sees the old text or the whole new one.
-
-    Raises:
-        OSError: `path` is named; the old text stays.
-    """
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with naming(path), partial.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Let an error of the block name `path`: a full disk is reported without one."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from allattn.data.config import FILE_SETTINGS, DataConfig
-from allattn.data.fingerprint import file_versions, fingerprint, write_atomically
+from allattn.data.fingerprint import file_versions, fingerprint
 from allattn.errors import InputError
+from allattn.files import write_atomically
 
 CHUNK_BYTES = 16 * 2**20
 

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from allattn.data.fingerprint import write_atomically
 from allattn.errors import InputError, first_line
+from allattn.files import write_atomically
 
 EOS, UNK = "<eos>", "<unk>"
 EOS_ID, UNK_ID = 0, 1  # of the word level

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from allattn.errors import InputError
+from allattn.files import write_atomically
 from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.model.counts import count_parameters, layer_multiply_adds, multiply_adds, parameters_per_head
 from allattn.model.language_model import AllAttentionLM
@@ -139,12 +140,9 @@ def draw_head_map(record: dict[str, Any], picture: Path, title: str) -> None:
     axes.plot([head for _, head in gone], [layer for layer, _ in gone], "kx", label="removed")
     keys.append(Line2D([], [], marker="x", color="k", linestyle="none", label="removed"))
     figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False)
-    partial = picture.with_name(f"{picture.name}.partial")
     try:
-        figure.savefig(partial, format="png")
-        partial.replace(picture)
+        write_atomically(picture, lambda file: figure.savefig(file, format="png"))
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise InputError(f"picture={picture}: cannot be written ({error.strerror})") from None
 
 

@@ -36,7 +36,7 @@ from allattn.training.checkpoints import (
     load_model,
     read_checkpoint,
     read_resumable,
-    write_atomically,
+    write_checkpoint,
 )
 from allattn.training.config import EvaluationConfig, EvaluationMode, check_distances
 from allattn.training.environment import environment
@@ -311,8 +311,8 @@ def _remove_heads(folder: RunFolder) -> dict[str, Any]:
     cut, plan = cut_checkpoint(gated)
     cut["allattn"]["best"] = float("inf")  # dense scores do not count for the smaller model
     if is_first_process():
-        write_atomically(gated, folder.gates)
-        write_atomically(cut, folder.last)
+        write_checkpoint(folder.gates, gated)
+        write_checkpoint(folder.last, cut)
         print(plan)
     return cut
 

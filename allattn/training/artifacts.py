@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allattn.errors import InputError, first_line
+from allattn.files import write_atomically
 from allattn.training.checkpoints import file_hash
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def to_be_uploaded(run_name: str, summary: dict[str, Any], files: list[Path]) ->
 
 def note_artifact(checkpoint: Path, qualified_name: str) -> None:
     """Write down beside a checkpoint which artifact it is."""
-    (checkpoint.parent / _NOTE).write_text(f"{file_hash(checkpoint)} {qualified_name}\n")
+    write_atomically(checkpoint.parent / _NOTE, f"{file_hash(checkpoint)} {qualified_name}\n")
 
 
 def forget_artifact(checkpoint: Path) -> None:

@@ -6,8 +6,6 @@ from, the vocabulary's hash, the phase, and each process's segment memory.
 """
 
 import hashlib
-import os
-import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allattn.data.fingerprint import naming
 from allattn.data.vocabulary import load_tokenizer, tokenizer_hash
 from allattn.errors import InputError, fits_kind
+from allattn.files import write_atomically
 from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.gates import decide_gates, settle_gates
@@ -51,38 +49,20 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_atomically(checkpoint: dict[str, Any], path: Path) -> None:
-    """torch.save to a temporary name in the same folder, flush to disk, rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except (OSError, RuntimeError) as error:
-        partial.unlink(missing_ok=True)
-        raise OSError(
-            f"{path}: the checkpoint could not be written ({error}); the earlier one stays"
-        ) from error
-
-
-def copy_atomically(source: Path, target: Path) -> None:
-    """Copy a checkpoint so that a file with the final name is always whole.
+def write_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
+    """Write or replace a checkpoint; the folder is made where it is missing.
 
     Raises:
-        OSError: `target` is named; the earlier one stays.
+        OSError: `path` is named; the earlier checkpoint stays.
     """
-    partial = target.with_name(f"{target.name}.partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with naming(target):
-            shutil.copyfile(source, partial)
-            with partial.open("rb") as written:
-                os.fsync(written.fileno())
-            partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+        write_atomically(path, lambda file: torch.save(checkpoint, file))
+    except (OSError, RuntimeError) as error:  # RuntimeError: torch's own writer, on a full disk
+        reason = getattr(error, "strerror", None) or error
+        raise OSError(
+            f"{path}: the checkpoint could not be written ({reason}); the earlier one stays"
+        ) from error
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -9,7 +9,6 @@ The names are fixed; config.json names no file.
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from allattn.errors import InputError
+from allattn.files import new_folder
 from allattn.model.config import model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.surgery import absorb_scale
@@ -67,21 +67,14 @@ def write_export(
     }
     config |= {name: meta[name] for name in ("pi", "heads_before") if name in meta}
     weights = {name: tensor.cpu().contiguous() for name, tensor in exported.state_dict().items()}
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     try:
-        partial.mkdir(parents=True)
-        (partial / WEIGHTS_FILE).write_bytes(save(weights, {"format": "pt"}))
-        (partial / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
-        shutil.copyfile(tokenizer, partial / TOKENIZER_FILE)
-        for file in partial.iterdir():
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-        partial.rename(folder)
+        with new_folder(folder) as partial:
+            (partial / WEIGHTS_FILE).write_bytes(save(weights, {"format": "pt"}))
+            (partial / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            shutil.copyfile(tokenizer, partial / TOKENIZER_FILE)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{folder}: the export cannot be written ({reason})") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return exported
 
 

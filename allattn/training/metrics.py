@@ -8,8 +8,8 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from allattn.data.fingerprint import naming, write_atomically
 from allattn.errors import InputError
+from allattn.files import naming, write_atomically
 
 _TEXTS = ("phase", "valid_heads")  # metrics that are no numbers
 

@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.table import Column
 
 from allattn.errors import InputError
-from allattn.training.checkpoints import copy_atomically
+from allattn.files import copy_atomically
 from allattn.training.language_task import LanguageTask
 from allattn.training.run_folder import RunFolder
 from allattn.training.scoring import Score

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from allattn.data.fingerprint import write_atomically
 from allattn.errors import InputError, Interrupted
+from allattn.files import PARTIAL, write_atomically
 from allattn.training.flat_names import flat
 
 # Settings that change neither a number nor a file of the run; they may differ when it goes on.
@@ -118,7 +118,7 @@ def open_run_folder(path: Path, config: dict[str, Any], accept_changes: bool) ->
             raise InputError(
                 f"{path}: is no run's folder, it holds {foreign[0]}; give this run another name="
             )
-        for leftover in [*path.glob("*.partial"), *folder.checkpoints.glob("*.partial")]:
+        for leftover in [*path.glob(f"*{PARTIAL}"), *folder.checkpoints.glob(f"*{PARTIAL}")]:
             leftover.unlink()  # of a process that was killed
         try:
             write_atomically(folder.config, yaml.safe_dump(config, sort_keys=False))
@@ -142,13 +142,15 @@ def _noted_failure(folder: RunFolder) -> Iterator[None]:
     except Exception as error:
         with suppress(OSError):  # the disk may be full: the error itself counts
             if not folder.result.exists():
-                folder.failure.write_text(f"{error or type(error).__name__}\n")
+                write_atomically(
+                    folder.failure, f"{error or type(error).__name__}\n".encode(errors="replace")
+                )
         raise
 
 
 def _is_a_runs(file: Path) -> bool:
     """Whether a start that was killed before config.yaml was written leaves such a file."""
-    return file.name == ".lock" or file.suffix == ".partial"
+    return file.name == ".lock" or file.suffix == PARTIAL
 
 
 def _read_config(path: Path) -> dict[str, Any]:

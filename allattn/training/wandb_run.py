@@ -10,8 +10,8 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
-from allattn.data.fingerprint import write_atomically
 from allattn.errors import InputError, first_line
+from allattn.files import write_atomically
 from allattn.pictures.pi import draw_pi, grid_figure
 from allattn.training.artifacts import artifact_source, note_artifact, to_be_uploaded
 from allattn.training.config import LoggerConfig, WandbMode

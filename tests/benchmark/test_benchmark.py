@@ -267,14 +267,14 @@ def test_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_command_with_a_checkpoint(run: Run, random_model: Callable[..., Any], tmp_path: Path) -> None:
-    from allattn.training.checkpoints import FORMAT_VERSION, write_atomically
+    from allattn.training.checkpoints import FORMAT_VERSION, write_checkpoint
 
     model = random_model(heads_kept=[[1, 4], [0], []], output_scale=[4.0, 8.0, 8.0])
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     entry = {"format_version": FORMAT_VERSION, "model": model.config.to_dict(), "phase": "fine_tune"}
     entry |= {"step": 1, "best": 5.0, "memory": [{}], "data": {}, "tokenizer_hash": "t", "fingerprint": "f"}
     entry |= {"output_scaling": None, "target_sparsity": None}
-    write_atomically({"state_dict": state, "allattn": entry}, tmp_path / "cut.ckpt")
+    write_checkpoint(tmp_path / "cut.ckpt", {"state_dict": state, "allattn": entry})
     status, _, err = run(*TINY, "checkpoint=cut.ckpt", "peak_memory=false", "repeats=1")
     assert status == 0, err
     record = json.loads(Path("out/benchmark.json").read_text())

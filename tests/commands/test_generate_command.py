@@ -22,7 +22,7 @@ from allattn.commands.generate import GenerateSettings, check_settings, generate
 from allattn.data.vocabulary import save_tokenizer, tokenizer_hash, train_bpe, word_tokenizer
 from allattn.errors import InputError
 from allattn.model.language_model import AllAttentionLM
-from allattn.training.checkpoints import FORMAT_VERSION, write_atomically
+from allattn.training.checkpoints import FORMAT_VERSION, write_checkpoint
 from allattn.training.exports import save_export
 
 Models = Callable[..., AllAttentionLM]
@@ -32,13 +32,13 @@ BPE = train_bpe(["日本語 é naïve 😀 abc\n".encode() * 3], 280)
 CUT = {"heads_kept": [[0, 2, 3, 5], [], [0, 6, 7]], "output_scale": [2.0, 8.0, 8 / 3]}
 
 
-def write_checkpoint(model: AllAttentionLM, tokenizer: Tokenizer, folder: Path) -> Path:
+def saved_checkpoint(model: AllAttentionLM, tokenizer: Tokenizer, folder: Path) -> Path:
     """last.ckpt of this model with its tokenizer.json beside it."""
     entry: dict[str, Any] = {"format_version": FORMAT_VERSION, "model": model.config.to_dict()}
     entry |= {"phase": "fine_tune", "step": 7, "best": 1.0, "memory": [], "data": {}, "fingerprint": ""}
     entry |= {"output_scaling": None, "target_sparsity": None, "tokenizer_hash": tokenizer_hash(tokenizer)}
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    write_atomically({"state_dict": state, "allattn": entry}, folder / "last.ckpt")
+    write_checkpoint(folder / "last.ckpt", {"state_dict": state, "allattn": entry})
     save_tokenizer(tokenizer, folder / "tokenizer.json")
     return folder / "last.ckpt"
 
@@ -55,7 +55,7 @@ def model(random_model: Models) -> AllAttentionLM:
 
 @pytest.fixture(scope="module")
 def checkpoint(model: AllAttentionLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(model, WORDS, tmp_path_factory.mktemp("words"))
+    return saved_checkpoint(model, WORDS, tmp_path_factory.mktemp("words"))
 
 
 def settings(checkpoint: Path, **changes: Any) -> GenerateSettings:
@@ -96,7 +96,7 @@ def test_an_export_writes_what_its_checkpoint_writes(
     random_model: Models, model: AllAttentionLM, tmp_path: Path, dense: bool
 ) -> None:
     """s_g explicit or inside WO."""
-    path = write_checkpoint(random_model() if dense else model, WORDS, tmp_path)
+    path = saved_checkpoint(random_model() if dense else model, WORDS, tmp_path)
     save_export(path, tmp_path / "export")
     for changes in ({"temperature": 0.0}, {"prompt": "w1 w2", "top_k": 10, "top_p": 0.9}):
         assert generate(settings(tmp_path / "export", **changes)) == generate(settings(path, **changes))
@@ -114,7 +114,7 @@ def test_subwords_are_written_as_text(
     random_model: Models, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Any bytes come out as whole characters; the prompt too."""
-    path = write_checkpoint(random_model(vocabulary_size=BPE.get_vocab_size()), BPE, tmp_path)
+    path = saved_checkpoint(random_model(vocabulary_size=BPE.get_vocab_size()), BPE, tmp_path)
     text = generate(settings(path, prompt="日本 😀é", length=60, temperature=2.0))
     assert text.startswith("日本 😀é")
     assert capsys.readouterr().out == text + "\n"
@@ -230,7 +230,7 @@ def test_an_artifact_is_accepted_in_the_place_of_a_path() -> None:
 
 
 def test_another_vocabulary_is_refused(model: AllAttentionLM, tmp_path: Path) -> None:
-    path = write_checkpoint(model, WORDS, tmp_path)
+    path = saved_checkpoint(model, WORDS, tmp_path)
     other = word_tokenizer(Counter({f"v{i}".encode(): 100 - i for i in range(48)}))
     save_tokenizer(other, tmp_path / "tokenizer.json")
     with pytest.raises(InputError, match="another hash"):

@@ -14,7 +14,7 @@ from allattn.commands.run_command import register_command, run_command
 from allattn.model.config import ModelConfig
 from allattn.model.counts import count_parameters, multiply_adds, parameters_per_head
 from allattn.model.language_model import AllAttentionLM
-from allattn.training.checkpoints import FORMAT_VERSION, cut_checkpoint, write_atomically
+from allattn.training.checkpoints import FORMAT_VERSION, cut_checkpoint, write_checkpoint
 
 KEPT = [[0, 2, 3, 5, 6, 7], [], [4]]
 PI = [[round((0.5 + head / 8) * (1 if head in kept else -1), 3) for head in range(8)] for kept in KEPT]
@@ -61,7 +61,7 @@ def checkpoints(random_model: Models, tmp_path: Path) -> dict[str, Path]:
         "selected": {**cut, "allattn": without},
     }.items():
         found[name] = tmp_path / "run" / "checkpoints" / f"{name}.ckpt"
-        write_atomically(checkpoint, found[name])
+        write_checkpoint(found[name], checkpoint)
     return found
 
 
@@ -170,7 +170,7 @@ def test_checkpoint_in_the_middle_of_the_gate_phase_has_its_targets_heads(
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     state |= {f"gates.pi.{layer}": torch.tensor(pi) for layer, pi in enumerate(PI)}
     checkpoint = {"state_dict": state, "allattn": {**entry(model, "gates"), "target_sparsity": 0.5}}
-    write_atomically(checkpoint, tmp_path / "target.ckpt")
+    write_checkpoint(tmp_path / "target.ckpt", checkpoint)
     assert record(heads, tmp_path / "target.ckpt")["heads_kept"] == 12
 
 
@@ -181,7 +181,7 @@ def test_second_cut_keeps_original_indices_beside_their_pi(
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for layer, pi in enumerate([[-1.0, 3.0], [2.0], []]):
         state[f"gates.pi.{layer}"] = torch.tensor(pi)
-    write_atomically({"state_dict": state, "allattn": entry(model, "gates")}, tmp_path / "two.ckpt")
+    write_checkpoint(tmp_path / "two.ckpt", {"state_dict": state, "allattn": entry(model, "gates")})
     found = record(heads, tmp_path / "two.ckpt")
     assert [layer["heads_kept"] for layer in found["layers"]] == [[4], [0], []]
     assert found["layers"][0]["pi"] == [None, -1.0, None, None, 3.0, None, None, None]

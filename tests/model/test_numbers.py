@@ -16,7 +16,7 @@ from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import GatesConfig, Penalty
 from allattn.pruning.gates import HeadGates, decide_gates, penalty, sample_gates
 from allattn.pruning.surgery import absorb_scale, cut_model, plan_removal
-from allattn.training.checkpoints import load_model, write_atomically
+from allattn.training.checkpoints import load_model, write_checkpoint
 
 Attend = Callable[..., Tensor]
 CORES = {"fused": attend_fused, "plain": attend_plain}
@@ -221,7 +221,7 @@ def test_saved_and_loaded_models_are_bitwise_the_same(
     entry |= {"output_scaling": None, "target_sparsity": None}
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     path = tmp_path_factory.getbasetemp() / "numbers.ckpt"
-    write_atomically({"state_dict": state, "allattn": entry}, path)
+    write_checkpoint(path, {"state_dict": state, "allattn": entry})
     loaded = load_model(path).model.eval()
     assert loaded.config == model.config
     ids, memory = random_ids(3, 5), random_memory(model, 3, 4)

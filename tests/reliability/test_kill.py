@@ -15,7 +15,7 @@ import pytest
 from support.processes import KILLED, PATIENCE, ROOT, KillIn, last_step, rows, run, start
 from support.sameness import assert_same, equal
 
-from allattn.training.checkpoints import read_checkpoint, write_atomically
+from allattn.training.checkpoints import read_checkpoint, write_checkpoint
 from allattn.training.run_folder import RunFolder
 
 Arguments = Callable[..., list[str]]
@@ -62,16 +62,19 @@ def test_another_seed_gives_other_numbers(tmp_path: Path, pretraining: Arguments
     assert rows(folder) != rows(whole)
 
 
+def is_writing(folder: RunFolder) -> bool:
+    return any(folder.checkpoints.glob("last.ckpt.*.partial"))
+
+
 def test_pretraining_killed_three_times(tmp_path: Path, pretraining: Arguments, whole: RunFolder) -> None:
     """From outside: mid-run, right after an evaluation, and while (or just after) a checkpoint is written."""
     rng = random.Random(0)
     folder = RunFolder(tmp_path / "run")
-    partial = folder.last.with_name("last.ckpt.partial")
     middle, evaluated, writing = rng.randrange(6, 9), rng.choice([10, 20]), rng.randrange(26, 30)
     moments: list[Callable[[], bool]] = [
         lambda: last_step(folder) >= middle,
         lambda: last_step(folder) >= evaluated,
-        lambda: last_step(folder) >= writing and (partial.exists() or last_step(folder) > 31),
+        lambda: last_step(folder) >= writing and (is_writing(folder) or last_step(folder) > 31),
     ]
     for moment in moments:
         started = start(tmp_path / "output", "train.py", *pretraining(folder, PRETRAIN))
@@ -114,9 +117,7 @@ IN_PRETRAINING = [  # each start goes on from where the one before was killed; c
     KillIn("allattn.training.scoring:score", 1),  # in the validation at step 20
     KillIn("allattn.training.metrics:CsvMetrics.log_metrics", 5, "after"),  # at step 20: logged, not saved
     KillIn("allattn.training.checkpoints:torch.save", 2, "middle"),  # at step 25
-    KillIn(
-        "allattn.training.checkpoints:shutil.copyfile", 1, "after"
-    ),  # at an improvement, best.ckpt.partial
+    KillIn("allattn.files:shutil.copyfileobj", 1, "after"),  # at an improvement, best.ckpt.partial
     KillIn("allattn.stages:_conclude_pretrain", 1),  # trained, not scored
     KillIn("allattn.training.run_folder:RunFolder.write_result", 1),
 ]
@@ -138,7 +139,7 @@ def test_killed_between_the_last_and_the_best_checkpoint(
     """The last improvement of the run is saved in last.ckpt but not yet in best.ckpt."""
     folder = RunFolder(tmp_path / "run")
     saves = read_checkpoint(whole.best)["allattn"]["step"] // 5  # up to that improvement
-    moment = KillIn("allattn.training.checkpoint_io:write_atomically", saves, "after")
+    moment = KillIn("allattn.training.checkpoint_io:write_checkpoint", saves, "after")
     run(tmp_path / "output", "train.py", *pretraining(folder, PRETRAIN), kill_in=moment)
     run(tmp_path / "output", "train.py", *pretraining(folder, PRETRAIN))
     assert_same(folder, whole)
@@ -148,8 +149,8 @@ IN_PRUNING = [
     KillIn("allattn.training.language_task:LanguageTask.training_step", 16),  # between the groups of a step
     KillIn("allattn.training.scoring:score", 1),
     KillIn("allattn.stages:_remove_heads", 1),
-    KillIn("allattn.stages:write_atomically", 1, "after"),  # gates.ckpt is written, last.ckpt is uncut
-    KillIn("allattn.stages:write_atomically", 2, "after"),  # last.ckpt is cut
+    KillIn("allattn.stages:write_checkpoint", 1, "after"),  # gates.ckpt is written, last.ckpt is uncut
+    KillIn("allattn.stages:write_checkpoint", 2, "after"),  # last.ckpt is cut
     KillIn("allattn.training.language_task:LanguageTask.training_step", 2),
     KillIn("allattn.stages:_conclude_prune", 1),
 ]
@@ -239,15 +240,15 @@ def test_killed_while_a_big_checkpoint_is_written(tmp_path: Path, dense: RunFold
     path = tmp_path / "last.ckpt"
     shutil.copyfile(dense.last, path)
     checkpoint, before = read_checkpoint(path), path.read_bytes()
-    partial = tmp_path / "last.ckpt.partial"
     program = (
         "import sys, torch; from pathlib import Path\n"
-        "from allattn.training.checkpoints import write_atomically\n"
-        "write_atomically({'state_dict': {'w': torch.ones(200_000_000)}}, Path(sys.argv[1]))\n"
+        "from allattn.training.checkpoints import write_checkpoint\n"
+        "write_checkpoint(Path(sys.argv[1]), {'state_dict': {'w': torch.ones(200_000_000)}})\n"
     )
 
     command = [sys.executable, "-c", program, str(path)]
     killed = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    partial = tmp_path / f"last.ckpt.{killed.pid}.partial"
     until = time.monotonic() + PATIENCE
     while not (partial.exists() and partial.stat().st_size > 8e6):
         assert killed.poll() is None
@@ -258,6 +259,5 @@ def test_killed_while_a_big_checkpoint_is_written(tmp_path: Path, dense: RunFold
     assert partial.stat().st_size < 8e8, "the write was not over"
     assert path.read_bytes() == before
     assert equal(read_checkpoint(path), checkpoint)
-    write_atomically(checkpoint | {"global_step": 77}, path)
+    write_checkpoint(path, checkpoint | {"global_step": 77})
     assert read_checkpoint(path)["global_step"] == 77
-    assert not partial.exists()

@@ -147,7 +147,7 @@ def test_killed_twice_and_stopped_goes_on(
         KILLED,
     ]
     assert read_checkpoint(folder.last)["allattn"]["step"] == 5
-    started = start_two(tmp_path, "prune.py", *arguments, kill_in=(KillIn("os:fsync", 2), None))
+    started = start_two(tmp_path, "prune.py", *arguments, kill_in=(KillIn("os:fsync", 3), None))
     assert wait_for_both(started)[0] == KILLED, started[0].output
     assert list(folder.checkpoints.glob("*.partial")), "a file was half written"
     told = KillIn(STEP, 11, number=signal.SIGTERM)  # one of the two, in the fine-tuning

@@ -204,7 +204,7 @@ def test_what_a_killed_start_leaves_is_taken_over(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     leftovers = [
         tmp_path / "config.yaml.77.partial",
-        tmp_path / "checkpoints" / "last.ckpt.partial",
+        tmp_path / "checkpoints" / "last.ckpt.77.partial",
         tmp_path / "checkpoints" / "tokenizer.json.77.partial",
     ]
     for path in leftovers:

@@ -22,7 +22,7 @@ from allattn.training.checkpoints import (
     checked_tokenizer,
     load_model,
     read_checkpoint,
-    write_atomically,
+    write_checkpoint,
 )
 from allattn.training.run_folder import RunFolder
 
@@ -55,7 +55,7 @@ def content(model: AllAttentionLM, **meta: Any) -> dict[str, Any]:
 def saved(tmp_path: Path, random_model: Models) -> Path:
     """A checkpoint of a dense model."""
     path = tmp_path / "last.ckpt"
-    write_atomically(content(random_model()), path)
+    write_checkpoint(path, content(random_model()))
     return path
 
 
@@ -102,7 +102,7 @@ def test_killed_write_keeps_the_earlier_file(saved: Path, monkeypatch: pytest.Mo
     before = saved.read_bytes()
     monkeypatch.setattr(checkpoints.torch, "save", FullDisk(KeyboardInterrupt()))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
-        write_atomically({}, saved)
+        write_checkpoint(saved, {})
     assert saved.read_bytes() == before
 
 
@@ -148,7 +148,7 @@ def test_other_files_of_torch_are_refused(tmp_path: Path, values: Any) -> None:
 
 @pytest.mark.parametrize("version", [2, 0, None, "1"])
 def test_another_format_is_refused(saved: Path, random_model: Models, version: Any) -> None:
-    write_atomically(content(random_model(), format_version=version), saved)
+    write_checkpoint(saved, content(random_model(), format_version=version))
     assert f"has checkpoint format {version}, this version of allattn reads 1" in refusal(saved)
 
 
@@ -156,7 +156,7 @@ def test_another_format_is_refused(saved: Path, random_model: Models, version: A
 def test_incomplete_entry_is_refused(saved: Path, random_model: Models, entry: str) -> None:
     values = content(random_model())
     del values["allattn"][entry]
-    write_atomically(values, saved)
+    write_checkpoint(saved, values)
     with pytest.raises(InputError):
         load_model(saved)
 
@@ -164,13 +164,13 @@ def test_incomplete_entry_is_refused(saved: Path, random_model: Models, entry: s
 def test_weights_of_other_sizes_are_refused(saved: Path, random_model: Models) -> None:
     wrong = content(random_model())
     wrong["allattn"]["model"]["heads_kept"] = [[0, 1, 2, 3, 4]] * 3
-    write_atomically(wrong, saved)
+    write_checkpoint(saved, wrong)
     with pytest.raises(InputError, match="do not fit the recorded sizes") as error:
         load_model(saved)
     assert "\n" not in str(error.value)
     missing = content(random_model())
     del missing["state_dict"]["model.layers.1.query.weight"]
-    write_atomically(missing, saved)
+    write_checkpoint(saved, missing)
     with pytest.raises(InputError, match=r"layers\.1\.query\.weight"):
         load_model(saved)
 
@@ -222,7 +222,7 @@ def test_cut_checkpoint_in_a_new_process(tmp_path: Path, random_model: Models) -
     gates = [torch.tensor([float(head in row) for head in range(8)]) for row in kept]
     cut = cut_model(model, plan_removal(model.config, gates, True))
     source, result = tmp_path / "cut.ckpt", tmp_path / "result.pt"
-    write_atomically(content(cut), source)
+    write_checkpoint(source, content(cut))
     subprocess.run([sys.executable, "-c", SCORE, str(source), str(result)], check=True, cwd=ROOT)
     found = torch.load(result)
     with torch.no_grad():

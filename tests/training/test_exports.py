@@ -21,7 +21,7 @@ from allattn.errors import InputError
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.surgery import cut_model, plan_removal
 from allattn.training import exports
-from allattn.training.checkpoints import FORMAT_VERSION, write_atomically
+from allattn.training.checkpoints import FORMAT_VERSION, write_checkpoint
 from allattn.training.exports import load_export, save_export, write_export
 
 HEADS = {
@@ -56,7 +56,7 @@ def cut(model: AllAttentionLM, heads: list[list[int]]) -> AllAttentionLM:
     return cut_model(model, plan_removal(model.config, gates, True))
 
 
-def write_checkpoint(model: AllAttentionLM, folder: Path, **meta: Any) -> Path:
+def saved_checkpoint(model: AllAttentionLM, folder: Path, **meta: Any) -> Path:
     """last.ckpt of this model, with its tokenizer.json beside it."""
     path = folder / "last.ckpt"
     entry = {
@@ -77,7 +77,7 @@ def write_checkpoint(model: AllAttentionLM, folder: Path, **meta: Any) -> Path:
     for layer, pi in enumerate(meta.get("gates", [])):
         state[f"gates.pi.{layer}"] = pi
     entry.pop("gates", None)
-    write_atomically({"state_dict": state, "allattn": entry}, path)
+    write_checkpoint(path, {"state_dict": state, "allattn": entry})
     save_tokenizer(TOKENIZER, folder / "tokenizer.json")
     return path
 
@@ -85,7 +85,7 @@ def write_checkpoint(model: AllAttentionLM, folder: Path, **meta: Any) -> Path:
 @pytest.fixture
 def exported(moderate_model: Models, tmp_path: Path) -> Path:
     """An export of a cut model that a test may damage."""
-    checkpoint = write_checkpoint(cut(moderate_model(), HEADS["different heads"]), tmp_path)
+    checkpoint = saved_checkpoint(cut(moderate_model(), HEADS["different heads"]), tmp_path)
     save_export(checkpoint, tmp_path / "export")
     return tmp_path / "export"
 
@@ -101,7 +101,7 @@ def test_export_gives_the_checkpoints_logits(
     moderate_model: Models, log_probs: LogProbs, tmp_path: Path, heads: list[list[int]]
 ) -> None:
     model = cut(moderate_model(), heads)
-    checkpoint = write_checkpoint(model, tmp_path)
+    checkpoint = saved_checkpoint(model, tmp_path)
     save_export(checkpoint, tmp_path / "export")
     loaded = allattn.load(tmp_path / "export")
     assert not loaded.training
@@ -127,7 +127,7 @@ def test_double_precision_survives_a_checkpoint(
     moderate_model: Models, log_probs: LogProbs, tmp_path: Path
 ) -> None:
     model = cut(moderate_model(torch.float64), HEADS["different heads"])
-    save_export(write_checkpoint(model, tmp_path), tmp_path / "export")
+    save_export(saved_checkpoint(model, tmp_path), tmp_path / "export")
     loaded = allattn.load(tmp_path / "export")
     torch.testing.assert_close(log_probs(loaded), log_probs(model), rtol=0, atol=1e-12)
 
@@ -150,7 +150,7 @@ def test_dense_checkpoint_is_exported_as_it_is(
     moderate_model: Models, log_probs: LogProbs, tmp_path: Path
 ) -> None:
     model = moderate_model()
-    save_export(write_checkpoint(model, tmp_path, phase="pretrain"), tmp_path / "export")
+    save_export(saved_checkpoint(model, tmp_path, phase="pretrain"), tmp_path / "export")
     loaded = allattn.load(tmp_path / "export")
     assert loaded.config.heads_kept is None
     assert torch.equal(log_probs(loaded), log_probs(model))
@@ -161,7 +161,7 @@ def test_gate_phase_checkpoint_is_exported_without_its_closed_heads(
 ) -> None:
     model, heads = moderate_model(), HEADS["no head in one layer"]
     pi = [torch.tensor([0.5 if head in kept else -0.5 for head in range(8)]) for kept in heads]
-    checkpoint = write_checkpoint(model, tmp_path, phase="gates", output_scaling=True, gates=pi)
+    checkpoint = saved_checkpoint(model, tmp_path, phase="gates", output_scaling=True, gates=pi)
     save_export(checkpoint, tmp_path / "export")
     loaded = allattn.load(tmp_path / "export")
     assert loaded.config.heads_kept == heads
@@ -238,7 +238,7 @@ def test_export_below_a_file_is_refused(exported: Path, tmp_path: Path) -> None:
 
 
 def test_export_needs_the_checkpoints_own_tokenizer(moderate_model: Models, tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(moderate_model(), tmp_path)
+    checkpoint = saved_checkpoint(moderate_model(), tmp_path)
     save_tokenizer(word_tokenizer(Counter({b"other": 3})), tmp_path / "tokenizer.json")
     with pytest.raises(InputError, match="is not the vocabulary"):
         save_export(checkpoint, tmp_path / "export")
@@ -340,7 +340,7 @@ def test_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    checkpoint = write_checkpoint(cut(moderate_model(), HEADS["no head in one layer"]), tmp_path)
+    checkpoint = saved_checkpoint(cut(moderate_model(), HEADS["no head in one layer"]), tmp_path)
     assert command(monkeypatch, f"checkpoint={checkpoint}", "folder=out") == 0
     assert "out: 7 of 24 heads" in capsys.readouterr().out
     assert allattn.load("out").config.heads_kept == HEADS["no head in one layer"]
