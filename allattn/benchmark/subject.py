@@ -186,11 +186,8 @@ class Subject:
             self._layers()
 
     def _layers(self) -> Tensor:
-        x, keys = self.x, self._keys
-        positions = self.model.positions(keys, self._window)
-        for layer, memory in zip(self.model.layers, self.memory, strict=True):
-            x = layer(x, memory, positions, self._window)
-        return x
+        positions, window = self.model.positions_and_window(self._keys)
+        return self.model.through_layers(self.x, self.memory, positions, window)[0]
 
     def core_training(self) -> None:
         """Forward and backward of every layer's attention core."""

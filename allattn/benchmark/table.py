@@ -3,7 +3,7 @@
 from typing import Any
 
 from allattn.benchmark.arithmetic import training_products
-from allattn.benchmark.summary import medians
+from allattn.benchmark.ratios import medians
 
 Record = dict[str, Any]
 _TITLES = {
@@ -19,7 +19,7 @@ _LAYERS = {"training_step": "layers_training", "evaluation": "layers_inference"}
 def markdown(record: Record) -> str:
     """Tables of a finished record (raw repetitions and `summary`)."""
     parts = [_machine(record), _rates(record), *(_variants(record, action) for action in _LAYERS)]
-    parts += [_parts(record), _one_layer(record), _pruned(record), _targets(record)]
+    parts += [_parts(record), _one_layer(record), _pruned(record)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -116,19 +116,6 @@ def _pruned(record: Record) -> str:
     kept = f"{pruned['heads_kept']} of {pruned['heads_total']} heads ({pruned['share_kept']:.3f})"
     head = [f"{layers} layers, {kept} against all", "dense, ms", "pruned, ms", "ratio"]
     return _table(head + [f"{name}, {unit}" for unit in ("tokens/s", "peak MiB") for name in names], rows)
-
-
-def _targets(record: Record) -> str:
-    rows = []
-    for target in record["summary"]["targets"]:
-        limit = f"{'at least' if target['at_least'] else 'at most'} {target['limit']:.3f}"
-        if target["reached"] is None:
-            rows.append([target["target"], limit, "not measured", ""])
-        else:
-            rows.append(
-                [target["target"], limit, f"{target['reached']:.3f}", "yes" if target["met"] else "no"]
-            )
-    return _table(["target", "limit", "reached", "met"], rows)
 
 
 def _peak(row: Record, action: str) -> list[str]:

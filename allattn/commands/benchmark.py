@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 import allattn
 from allattn.benchmark.config import BenchmarkConfig, check_benchmark
 from allattn.benchmark.measure import measure
-from allattn.benchmark.summary import summarize
+from allattn.benchmark.ratios import summarize
 from allattn.benchmark.table import markdown
 from allattn.commands.run_command import register_command, run_command
 from allattn.errors import InputError, first_line

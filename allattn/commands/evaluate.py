@@ -10,7 +10,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from allattn.commands.run_command import register_command, run_command
 from allattn.data.config import DataConfig, Source
 from allattn.errors import InputError, first_line
-from allattn.record.summary import score_record
+from allattn.record.result import score_record
 from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoint_text import corpus_of
 from allattn.training.checkpoints import checked_tokenizer, read_checkpoint, rebuild

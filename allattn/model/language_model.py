@@ -70,17 +70,44 @@ class AllAttentionLM(nn.Module):
         memory_length: int | None = None,
     ) -> tuple[Tensor, Memory]:
         """Outputs of the last layer (B, T, d) and the new memory; arguments as in `forward`."""
+        positions, window = self.positions_and_window(memory[0].shape[1] + ids.shape[1], memory_length)
+        x, after = self.through_layers(
+            self.embedding(ids), memory, positions, window, multipliers, memory_length
+        )
+        return self.output_dropout(x), after
+
+    def positions_and_window(self, keys: int, memory_length: int | None = None) -> tuple[Tensor, int]:
+        """Relative-position rows (S, d) of S keys, and how many positions before itself a query sees."""
         length = self.config.memory_length if memory_length is None else memory_length
-        keys = memory[0].shape[1] + ids.shape[1]
         window = length if self.config.same_length else keys
-        positions = self.positions(keys, window)
-        x = self.embedding(ids)
+        return self.positions(keys, window), window
+
+    def through_layers(
+        self,
+        x: Tensor,
+        memory: Memory,
+        positions: Tensor,
+        window: int,
+        multipliers: list[Tensor] | None = None,
+        memory_length: int | None = None,
+    ) -> tuple[Tensor, Memory]:
+        """The stack of layers alone: outputs of the last one (B, T, d) and the new memory.
+
+        Args:
+            x: (B, T, d) embedded words.
+            memory: as in `forward`.
+            positions: (S, d), S = M' + T, from `positions_and_window`.
+            window: likewise.
+            multipliers: as in `forward`.
+            memory_length: as in `forward`.
+        """
+        length = self.config.memory_length if memory_length is None else memory_length
         after: Memory = []
         for index, layer in enumerate(self.layers):
             after.append(_last(memory[index], x, length))
             gate = None if multipliers is None else multipliers[index]
             x = layer(x, memory[index], positions, window, gate)
-        return self.output_dropout(x), after
+        return x, after
 
     def log_probs(self, ids: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         """Log-probabilities of every next word, (B, T, V), and the new memory."""

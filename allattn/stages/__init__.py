@@ -22,8 +22,9 @@ from allattn.pruning.schedule import Phase, heads_to_keep
 from allattn.pruning.selection import gradient_scores, keep_highest, magnitude_scores, random_scores
 from allattn.pruning.surgery import cut_model, plan_removal
 from allattn.randomness import generator, stream_seed
-from allattn.record.summary import corpus_record, model_record, print_summary
-from allattn.record.timing import seconds_per_token
+from allattn.record.result import corpus_record, model_record
+from allattn.record.result_table import print_result
+from allattn.record.timing import layer_seconds_per_token
 from allattn.settings import PretrainSettings, PruneSettings, Resume, RunSettings, plain
 from allattn.training.artifacts import forget_artifact, local_checkpoint
 from allattn.training.checkpoint_text import corpus_of, text_record
@@ -361,7 +362,7 @@ def _conclude_pretrain(
     }
     _put_up(loggers, result, folder)  # before the run counts as finished: a kill in between repeats it
     folder.write_result(result)
-    print_summary(settings.name, result["corpus"], {"dense": result["dense"]})
+    print_result(settings.name, result["corpus"], {"dense": result["dense"]})
     return result
 
 
@@ -385,7 +386,7 @@ def _conclude_prune(
     records = {name: model_record(model, _scores(model, corpus, settings)) for name, model in models.items()}
     stream = evaluation_stream(models["dense"].config, corpus, "valid", _with_memory(settings.eval))
     segments = list(islice(stream, TIMED_SEGMENTS))
-    times = seconds_per_token(list(models.values()), segments)
+    times = layer_seconds_per_token(list(models.values()), segments)
     for record, seconds in zip(records.values(), times, strict=True):
         record["layer_microseconds_per_token"] = 1e6 * seconds
     result: dict[str, Any] = {
@@ -405,7 +406,7 @@ def _conclude_prune(
     }
     _put_up(loggers, result, folder)  # before the run counts as finished: a kill in between repeats it
     folder.write_result(result)
-    print_summary(settings.name, result["corpus"], records)
+    print_result(settings.name, result["corpus"], records)
     return result
 
 

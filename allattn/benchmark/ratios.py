@@ -1,4 +1,4 @@
-"""Medians, ratios and targets from the raw record of `measure`; nothing is measured here."""
+"""Medians and ratios from the raw record of `measure`; nothing is measured here."""
 
 from statistics import median
 from typing import Any
@@ -9,17 +9,16 @@ Record = dict[str, Any]
 
 
 def summarize(record: Record) -> Record:
-    """What the raw repetitions say: per precision and name, and the targets with what was reached."""
+    """What the raw repetitions say: per precision and name."""
     counted = record["multiply_adds"]
     rates = {precision: _rates(products, counted) for precision, products in record["products"].items()}
-    summary: Record = {
+    return {
         "rates": rates,
         "steps": _steps(record, rates),
         "parts": _parts(record["steps"]),
         "one_layer": _one_layer(record["one_layer"]),
         "pruned": _pruned(record["pruned"]),
     }
-    return {**summary, "targets": _targets(summary, record["one_layer"]["heads"])}
 
 
 def medians(seconds: Record) -> Record:
@@ -131,38 +130,3 @@ def _pruned(entry: Record) -> Record:
             for what, by_precision in time.items()
         },
     }
-
-
-def _targets(summary: Record, heads: int) -> list[Record]:
-    ours = {precision: names["ours"] for precision, names in summary["steps"].items()}
-    targets = []
-
-    def target(what: str, reached: float | None, limit: float, at_least: bool) -> None:
-        met = None if reached is None else (reached >= limit if at_least else reached <= limit)
-        targets.append({"target": what, "at_least": at_least, "limit": limit, "reached": reached, "met": met})
-
-    for precision, limit in (("float32", 2.0), ("bfloat16", 1.8)):
-        reached = ours[precision]["faster"]["training_step"]
-        target(f"training step against the yardstick, {precision}", reached, limit, True)
-    best = max(row["training_step_against_float32_yardstick"] for row in ours.values())
-    target("training step in the best precision against the float32 yardstick", best, 3.0, True)
-    for precision, row in ours.items():
-        reached = row["peak_against_yardstick"].get("training_step")
-        target(f"peak memory of a training step against the yardstick's, {precision}", reached, 0.5, False)
-    for precision, row in ours.items():
-        reached = row["share_of_rate"]["layers_training"]
-        target(f"layers' training arithmetic against the product rate, {precision}", reached, 0.6, True)
-    for precision, slack in (("float32", 1.1), ("bfloat16", 1.2)):
-        for kept, reached in summary["one_layer"]["layers_inference"][precision].items():
-            if int(kept) < heads:
-                limit = slack * int(kept) / heads
-                target(
-                    f"inference of a layer with {kept} of {heads} heads, {precision}", reached, limit, False
-                )
-    pruned = summary["pruned"]
-    limit, of = 1.1 * pruned["share_kept"], f"{pruned['heads_kept']} of {pruned['heads_total']} heads"
-    for precision, reached in pruned["against_dense"]["layers_inference"].items():
-        target(f"layers' inference with {of}, {precision}", reached, limit, False)
-    for precision, reached in pruned["against_dense"]["layers_training"].items():
-        target(f"layers' training after the freeze, {of}, {precision}", reached, limit, False)
-    return targets
