@@ -22,8 +22,8 @@ def load(path: str | PathLike[str]) -> AllAttentionLM:
     Raises:
         InputError: there is no such file or folder, or it is damaged.
     """
-    from allattn.training.checkpoints import load_model
     from allattn.training.exports import load_export
+    from allattn.training.loading import load_model
 
     where = Path(path).expanduser()
     return load_export(where) if where.is_dir() else load_model(where).model.eval()

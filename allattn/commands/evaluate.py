@@ -13,8 +13,9 @@ from allattn.errors import InputError, first_line
 from allattn.record.result import score_record
 from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoint_text import corpus_of
-from allattn.training.checkpoints import checked_tokenizer, read_checkpoint, rebuild
+from allattn.training.checkpoints import read_checkpoint
 from allattn.training.config import EvaluationConfig, check_evaluated_distances, check_evaluation
+from allattn.training.loading import checked_tokenizer, rebuild
 from allattn.training.scoring import score_split
 
 

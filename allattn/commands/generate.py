@@ -26,8 +26,9 @@ from allattn.model.language_model import AllAttentionLM
 from allattn.model.sampling import check_sampling, sampler
 from allattn.randomness import generator
 from allattn.training.artifacts import local_checkpoint
-from allattn.training.checkpoints import TOKENIZER_FILE, checked_tokenizer, read_checkpoint, rebuild
+from allattn.training.checkpoints import read_checkpoint
 from allattn.training.exports import load_export
+from allattn.training.loading import TOKENIZER_FILE, checked_tokenizer, rebuild
 
 
 @dataclass

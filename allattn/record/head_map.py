@@ -16,7 +16,8 @@ from allattn.model.counts import count_parameters, layer_multiply_adds, multiply
 from allattn.model.language_model import AllAttentionLM
 from allattn.pictures.pi import draw_pi, grid_figure
 from allattn.pruning.surgery import sparsity
-from allattn.training.checkpoints import cut_checkpoint, has_gates
+from allattn.training.checkpoints import has_gates
+from allattn.training.cutting import cut_checkpoint, freeze_plan
 
 PICTURE_ENDING = ".png"
 
@@ -30,7 +31,7 @@ def head_record(checkpoint: dict[str, Any]) -> dict[str, Any]:
     gated = has_gates(checkpoint)
     present = _heads(model_config_from_dict(checkpoint["allattn"]["model"]))
     if gated:
-        checkpoint, _ = cut_checkpoint(checkpoint)
+        checkpoint = cut_checkpoint(checkpoint, freeze_plan(checkpoint))
     meta = checkpoint["allattn"]
     config = model_config_from_dict(meta["model"])
     dense = replace(config, heads_kept=None, output_scale=None, scale_absorbed=False)

@@ -29,19 +29,17 @@ from allattn.settings import PretrainSettings, PruneSettings, Resume, RunSetting
 from allattn.training.artifacts import forget_artifact, local_checkpoint
 from allattn.training.checkpoint_text import corpus_of, text_record
 from allattn.training.checkpoints import (
-    build_model,
-    checked_tokenizer,
-    cut_checkpoint,
     file_hash,
     has_gates,
-    load_model,
     read_checkpoint,
     read_resumable,
     write_checkpoint,
 )
 from allattn.training.config import EvaluationConfig, EvaluationMode, check_distances
+from allattn.training.cutting import cut_checkpoint, freeze_plan
 from allattn.training.environment import environment
 from allattn.training.language_task import LanguageTask
+from allattn.training.loading import build_model, checked_tokenizer, load_model
 from allattn.training.loggers import finish_loggers, log_result, make_loggers, wandb_runs
 from allattn.training.run_folder import RunFolder, is_first_process, open_run_folder, result_line
 from allattn.training.runner import check_precision, fit, scoring_device
@@ -309,7 +307,8 @@ def _remove_heads(folder: RunFolder) -> dict[str, Any]:
     gated = read_checkpoint(folder.last)
     if not has_gates(gated):
         return gated  # the first process was faster
-    cut, plan = cut_checkpoint(gated)
+    plan = freeze_plan(gated)
+    cut = cut_checkpoint(gated, plan)
     cut["allattn"]["best"] = float("inf")  # dense scores do not count for the smaller model
     if is_first_process():
         write_checkpoint(folder.gates, gated)

@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to go on, and everything a model needs to be rebuilt.
+"""Checkpoint files: everything a run needs to go on, and everything a model needs to be rebuilt.
 
 A checkpoint is Lightning's, with plain values only, so that it loads without running code. Its entry
 `allattn` holds the format version, the model's sizes (heads kept per layer included), where the text came
@@ -7,25 +7,19 @@ from, the vocabulary's hash, the phase, and each process's segment memory.
 
 import hashlib
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from allattn.data.vocabulary import load_tokenizer, tokenizer_hash
 from allattn.errors import InputError, fits_kind
 from allattn.files import write_atomically
 from allattn.model.config import ModelConfig, model_config_from_dict
-from allattn.model.language_model import AllAttentionLM
-from allattn.pruning.gates import decide_gates, settle_gates
-from allattn.pruning.schedule import Phase, heads_to_keep
-from allattn.pruning.surgery import RemovalPlan, cut_tensor, is_gone, plan_removal
-from allattn.training.weights import check_weights, model_from_weights
+from allattn.pruning.schedule import Phase
+from allattn.training.weights import check_weights
 
 FORMAT_VERSION = 1
-TOKENIZER_FILE = "tokenizer.json"
 _ENTRIES: dict[str, Any] = {
     "model": dict,
     "phase": str,
@@ -40,7 +34,7 @@ _ENTRIES: dict[str, Any] = {
 }
 _RESUMED = ("optimizer_states", "lr_schedulers", "loops", "epoch", "global_step", "pytorch-lightning_version")
 _AFTER_GATES: dict[str, Any] = {"pi": list[list[float]], "heads_before": list[list[int]]}
-_MODEL, _GATES = "model.", "gates.pi."  # prefixes in the state dict
+MODEL_PREFIX, _GATES = "model.", "gates.pi."  # prefixes in the state dict
 
 
 def file_hash(path: Path) -> str:
@@ -102,7 +96,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             raise InputError("model.vocabulary_size is not set")
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    check_weights(config, _weights(checkpoint["state_dict"]), path)
+    check_weights(config, model_weights(checkpoint["state_dict"]), path)
     _check_gates(checkpoint, config, path)
     return checkpoint
 
@@ -143,62 +137,12 @@ def _check_gates(checkpoint: dict[str, Any], config: ModelConfig, path: Path) ->
         raise InputError(f"{path}: is damaged: its gates do not belong to its heads")
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A model from a checkpoint and what the checkpoint says about it."""
-
-    model: AllAttentionLM  # closed gates, if there were any, are removed
-    meta: dict[str, Any]
-
-
-def load_model(path: Path) -> Loaded:
-    """Rebuild the model of a checkpoint, dense or cut; from the gate phase, with its decided heads removed.
-
-    Raises:
-        InputError: as `read_checkpoint`, or the weights do not fit the recorded sizes.
-    """
-    return rebuild(read_checkpoint(path), path)
-
-
-def rebuild(checkpoint: dict[str, Any], path: Path) -> Loaded:
-    """`load_model` from a checkpoint that has been read already; `path` is for messages."""
-    if has_gates(checkpoint):
-        checkpoint, _ = cut_checkpoint(checkpoint)
-    config = model_config_from_dict(checkpoint["allattn"]["model"])
-    return Loaded(build_model(config, checkpoint["state_dict"], path), checkpoint["allattn"])
-
-
-def checked_tokenizer(path: Path, checkpoint: dict[str, Any]) -> Path:
-    """The tokenizer.json beside a checkpoint, once its hash is found to be the recorded one.
-
-    Raises:
-        InputError: it is missing, or it belongs to another vocabulary.
-    """
-    tokenizer = path.parent / TOKENIZER_FILE
-    if not tokenizer.is_file():
-        raise InputError(f"{tokenizer}: is missing; the vocabulary of {path.name} must lie beside it")
-    if tokenizer_hash(load_tokenizer(tokenizer)) != checkpoint["allattn"]["tokenizer_hash"]:
-        raise InputError(
-            f"{tokenizer}: is not the vocabulary that {path.name} was trained with (another hash); "
-            "put the right tokenizer.json beside the checkpoint"
-        )
-    return tokenizer
-
-
-def build_model(config: ModelConfig, state: dict[str, Tensor], path: Path) -> AllAttentionLM:
-    """A model of these sizes with the weights of a task's state dict; all of them must fit.
-
-    Raises:
-        InputError: as `model_from_weights`.
-    """
-    return model_from_weights(config, _weights(state), path)
-
-
-def _weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def model_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The model's weights, by their names in the model, of a task's state dict."""
     return {
-        name.removeprefix(_MODEL): tensor
+        name.removeprefix(MODEL_PREFIX): tensor
         for name, tensor in state.items()
-        if isinstance(name, str) and name.startswith(_MODEL)
+        if isinstance(name, str) and name.startswith(MODEL_PREFIX)
     }
 
 
@@ -207,74 +151,7 @@ def has_gates(checkpoint: dict[str, Any]) -> bool:
     return checkpoint["allattn"]["phase"] == Phase.gates.value
 
 
-def decided(checkpoint: dict[str, Any]) -> list[Tensor]:
-    """The gates at the freeze, one (h,) vector per layer: 1[pi > 0], settled to the target's head count."""
-    pi, target = gate_parameters(checkpoint), checkpoint["allattn"]["target_sparsity"]
-    if target is None:
-        return [decide_gates(layer) for layer in pi]
-    return settle_gates(pi, heads_to_keep(target, sum(map(len, pi))))
-
-
 def gate_parameters(checkpoint: dict[str, Any]) -> list[Tensor]:
     """pi of a gate-phase checkpoint, one (h,) vector per layer."""
     layers = checkpoint["allattn"]["model"]["layers"]
     return [checkpoint["state_dict"][f"{_GATES}{layer}"] for layer in range(layers)]
-
-
-def cut_checkpoint(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], RemovalPlan]:
-    """Remove the closed heads from a gate-phase checkpoint: weights, optimizer moments, configuration.
-
-    Step count, schedule position, segment memory and everything else stay; gates and their optimizer
-    state go. Training continues from the result with the smaller model.
-    """
-    meta = checkpoint["allattn"]
-    config = model_config_from_dict(meta["model"])
-    plan = plan_removal(config, decided(checkpoint), meta["output_scaling"])
-    state = {
-        name: cut_tensor(name.removeprefix(_MODEL), tensor, plan).clone()
-        for name, tensor in checkpoint["state_dict"].items()
-        if name.startswith(_MODEL)
-    }
-    cut = {
-        **checkpoint,
-        "state_dict": state,
-        "allattn": {
-            **meta,
-            "model": plan.after.to_dict(),
-            "phase": Phase.fine_tune.value,
-            "pi": [layer.tolist() for layer in gate_parameters(checkpoint)],
-            "heads_before": [config.kept(layer) for layer in range(config.layers)],
-        },
-    }
-    if "optimizer_states" in checkpoint:
-        cut["optimizer_states"] = [cut_optimizer_state(s, plan) for s in checkpoint["optimizer_states"]]
-    return cut, plan
-
-
-def cut_optimizer_state(state: dict[str, Any], plan: RemovalPlan) -> dict[str, Any]:
-    """An optimizer's state dict without the removed heads' moments and without the gates' group.
-
-    Moments have their parameter's shape and are cut like it; other entries (step counts) pass as they are.
-    """
-    groups, kept = [], {}
-    number = 0
-    for group in state["param_groups"]:
-        if group["name"] == "gates":
-            continue
-        numbers, names = [], []
-        for old, name in zip(group["params"], group["param_names"], strict=True):
-            if is_gone(name, plan):
-                continue
-            entries = state["state"].get(old, {})
-            if entries:
-                kept[number] = {key: _cut_entry(name, value, plan) for key, value in entries.items()}
-            numbers.append(number)
-            names.append(name)
-            number += 1
-        if numbers:
-            groups.append({**group, "params": numbers, "param_names": names})
-    return {**state, "state": kept, "param_groups": groups}
-
-
-def _cut_entry(name: str, value: Any, plan: RemovalPlan) -> Any:
-    return cut_tensor(name, value, plan).clone() if isinstance(value, Tensor) and value.ndim else value

@@ -22,7 +22,7 @@ from allattn.files import new_folder
 from allattn.model.config import model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.surgery import absorb_scale
-from allattn.training.checkpoints import TOKENIZER_FILE, checked_tokenizer, load_model
+from allattn.training.loading import TOKENIZER_FILE, checked_tokenizer, load_model
 from allattn.training.weights import model_from_weights
 
 EXPORT_VERSION = 1

@@ -14,7 +14,8 @@ from allattn.commands.run_command import register_command, run_command
 from allattn.model.config import ModelConfig
 from allattn.model.counts import count_parameters, multiply_adds, parameters_per_head
 from allattn.model.language_model import AllAttentionLM
-from allattn.training.checkpoints import FORMAT_VERSION, cut_checkpoint, write_checkpoint
+from allattn.training.checkpoints import FORMAT_VERSION, write_checkpoint
+from allattn.training.cutting import cut_checkpoint, freeze_plan
 
 KEPT = [[0, 2, 3, 5, 6, 7], [], [4]]
 PI = [[round((0.5 + head / 8) * (1 if head in kept else -1), 3) for head in range(8)] for kept in KEPT]
@@ -51,7 +52,7 @@ def checkpoints(random_model: Models, tmp_path: Path) -> dict[str, Path]:
     dense = {"state_dict": state, "allattn": entry(model, "pretrain")}
     gates = {f"gates.pi.{layer}": torch.tensor(pi) for layer, pi in enumerate(PI)}
     gated = {"state_dict": {**state, **gates}, "allattn": entry(model, "gates")}
-    cut, _ = cut_checkpoint(gated)
+    cut = cut_checkpoint(gated, freeze_plan(gated))
     without = {name: value for name, value in cut["allattn"].items() if name not in ("pi", "heads_before")}
     found = {}
     for name, checkpoint in {

@@ -16,7 +16,8 @@ from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import GatesConfig, Penalty
 from allattn.pruning.gates import HeadGates, decide_gates, penalty, sample_gates
 from allattn.pruning.surgery import absorb_scale, cut_model, plan_removal
-from allattn.training.checkpoints import load_model, write_checkpoint
+from allattn.training.checkpoints import write_checkpoint
+from allattn.training.loading import load_model
 
 Attend = Callable[..., Tensor]
 CORES = {"fused": attend_fused, "plain": attend_plain}

@@ -20,8 +20,9 @@ from allattn.pruning.config import GatesConfig
 from allattn.pruning.gates import HeadGates
 from allattn.pruning.surgery import RemovalPlan, cut_tensor
 from allattn.randomness import generator
-from allattn.training.checkpoints import FORMAT_VERSION, cut_checkpoint
+from allattn.training.checkpoints import FORMAT_VERSION
 from allattn.training.config import OptimizerConfig, OptimizerName
+from allattn.training.cutting import cut_checkpoint, freeze_plan
 from allattn.training.optimizers import clip_gradients, make_optimizer, parameter_groups
 
 KEPT = [[0, 2, 3, 5, 6, 7], [], [1, 4]]  # one layer without heads
@@ -95,7 +96,8 @@ def freeze(model: AllAttentionLM, config: OptimizerConfig) -> Freeze:
             "target_sparsity": None,
         },
     }
-    after, plan = cut_checkpoint(checkpoint)
+    plan = freeze_plan(checkpoint)
+    after = cut_checkpoint(checkpoint, plan)
     assert plan.after.heads_kept == KEPT
     smaller = AllAttentionLM(model_config_from_dict(after["allattn"]["model"])).double()
     smaller.load_state_dict({name.removeprefix("model."): t for name, t in after["state_dict"].items()})

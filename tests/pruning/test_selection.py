@@ -18,7 +18,8 @@ from allattn.pruning.schedule import Phase
 from allattn.pruning.selection import gradient_scores, keep_highest, magnitude_scores, random_scores
 from allattn.randomness import generator
 from allattn.stages import select_heads
-from allattn.training.checkpoints import load_model, read_checkpoint
+from allattn.training.checkpoints import read_checkpoint
+from allattn.training.loading import load_model
 from allattn.training.metrics import read_metrics
 from allattn.training.run_folder import RunFolder
 

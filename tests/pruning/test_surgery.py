@@ -14,8 +14,8 @@ from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.gates import HeadGates
 from allattn.pruning.surgery import RemovalPlan, absorb_scale, cut_model, plan_removal, sparsity
-from allattn.training.checkpoints import cut_optimizer_state
 from allattn.training.config import OptimizerConfig, OptimizerName
+from allattn.training.cutting import cut_optimizer_state
 from allattn.training.optimizers import make_optimizer, parameter_groups
 
 SIX_OF_EIGHT = [1, 0, 1, 1, 0, 1, 1, 1]

@@ -14,8 +14,9 @@ from torch import Tensor
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.gates import HeadGates, decide_gates, settle_gates
 from allattn.pruning.schedule import heads_to_keep, target_at
-from allattn.training.checkpoints import decided, gate_parameters, read_checkpoint
+from allattn.training.checkpoints import gate_parameters, read_checkpoint
 from allattn.training.config import OptimizerConfig, OptimizerName
+from allattn.training.cutting import decided
 from allattn.training.metrics import read_metrics
 from allattn.training.optimizers import make_optimizer
 from allattn.training.run_folder import RunFolder

@@ -15,7 +15,8 @@ from allattn.commands.evaluate import EvaluateSettings, Split, evaluate
 from allattn.data.config import Source
 from allattn.model.config import model_config_from_dict
 from allattn.settings import PruneSettings
-from allattn.training.checkpoints import build_model, load_model, read_checkpoint
+from allattn.training.checkpoints import read_checkpoint
+from allattn.training.loading import build_model, load_model
 from allattn.training.metrics import read_metrics
 from allattn.training.run_folder import RunFolder
 

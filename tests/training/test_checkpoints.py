@@ -18,12 +18,8 @@ from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.surgery import cut_model, plan_removal
 from allattn.training import checkpoints
 from allattn.training.checkpoint_io import AtomicCheckpointIO
-from allattn.training.checkpoints import (
-    checked_tokenizer,
-    load_model,
-    read_checkpoint,
-    write_checkpoint,
-)
+from allattn.training.checkpoints import read_checkpoint, write_checkpoint
+from allattn.training.loading import checked_tokenizer, load_model
 from allattn.training.run_folder import RunFolder
 
 Models = Callable[..., AllAttentionLM]
@@ -33,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCORE = """
 import sys, torch
 from pathlib import Path
-from allattn.training.checkpoints import load_model
+from allattn.training.loading import load_model
 torch.load(sys.argv[1])
 model = load_model(Path(sys.argv[1])).model.eval()
 with torch.no_grad():

@@ -1,0 +1,76 @@
+"""A checkpoint walked through the removal of heads: weights, optimizer moments and configuration alike."""
+
+from typing import Any
+
+from torch import Tensor
+
+from allattn.model.config import model_config_from_dict
+from allattn.pruning.gates import decide_gates, settle_gates
+from allattn.pruning.schedule import Phase, heads_to_keep
+from allattn.pruning.surgery import RemovalPlan, cut_tensor, is_gone, plan_removal
+from allattn.training.checkpoints import MODEL_PREFIX, gate_parameters, has_gates
+
+
+def decided(checkpoint: dict[str, Any]) -> list[Tensor]:
+    """The gates at the freeze, one (h,) vector per layer: 1[pi > 0], settled to the target's head count."""
+    pi, target = gate_parameters(checkpoint), checkpoint["allattn"]["target_sparsity"]
+    if target is None:
+        return [decide_gates(layer) for layer in pi]
+    return settle_gates(pi, heads_to_keep(target, sum(map(len, pi))))
+
+
+def freeze_plan(checkpoint: dict[str, Any]) -> RemovalPlan:
+    """The removal of the heads whose gates a gate-phase checkpoint has closed."""
+    meta = checkpoint["allattn"]
+    config = model_config_from_dict(meta["model"])
+    return plan_removal(config, decided(checkpoint), meta["output_scaling"])
+
+
+def cut_checkpoint(checkpoint: dict[str, Any], plan: RemovalPlan) -> dict[str, Any]:
+    """Remove heads from a checkpoint: weights, optimizer moments, configuration.
+
+    Step count, schedule position, segment memory and everything else stay; gates, if there are any, and
+    their optimizer state go, and pi is noted. Training continues from the result with the smaller model.
+    """
+    state = {
+        name: cut_tensor(name.removeprefix(MODEL_PREFIX), tensor, plan).clone()
+        for name, tensor in checkpoint["state_dict"].items()
+        if name.startswith(MODEL_PREFIX)
+    }
+    meta = {**checkpoint["allattn"], "model": plan.after.to_dict(), "phase": Phase.fine_tune.value}
+    if has_gates(checkpoint):
+        meta["pi"] = [layer.tolist() for layer in gate_parameters(checkpoint)]
+        meta["heads_before"] = [plan.before.kept(layer) for layer in range(plan.before.layers)]
+    cut = {**checkpoint, "state_dict": state, "allattn": meta}
+    if "optimizer_states" in checkpoint:
+        cut["optimizer_states"] = [cut_optimizer_state(s, plan) for s in checkpoint["optimizer_states"]]
+    return cut
+
+
+def cut_optimizer_state(state: dict[str, Any], plan: RemovalPlan) -> dict[str, Any]:
+    """An optimizer's state dict without the removed heads' moments and without the gates' group.
+
+    Moments have their parameter's shape and are cut like it; other entries (step counts) pass as they are.
+    """
+    groups, kept = [], {}
+    number = 0
+    for group in state["param_groups"]:
+        if group["name"] == "gates":
+            continue
+        numbers, names = [], []
+        for old, name in zip(group["params"], group["param_names"], strict=True):
+            if is_gone(name, plan):
+                continue
+            entries = state["state"].get(old, {})
+            if entries:
+                kept[number] = {key: _cut_entry(name, value, plan) for key, value in entries.items()}
+            numbers.append(number)
+            names.append(name)
+            number += 1
+        if numbers:
+            groups.append({**group, "params": numbers, "param_names": names})
+    return {**state, "state": kept, "param_groups": groups}
+
+
+def _cut_entry(name: str, value: Any, plan: RemovalPlan) -> Any:
+    return cut_tensor(name, value, plan).clone() if isinstance(value, Tensor) and value.ndim else value
