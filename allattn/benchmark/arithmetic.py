@@ -44,7 +44,7 @@ def forward_products(config: ModelConfig, ids: Tensor, targets: Tensor) -> Forwa
     """
     rows, queries = ids.shape
     keys, c = config.memory_length + queries, config.head_width
-    heads = sum(len(config.kept(layer)) for layer in range(config.layers))
+    heads = config.heads_kept_total
     core = heads * c * rows * queries * (3 * keys + 2 * config.persistent_vectors)
     projections = heads * c * config.width * (2 * rows * queries + 2 * rows * keys + keys)
     return ForwardProducts(core, projections, _softmax(config, targets), _embedding(config, ids))

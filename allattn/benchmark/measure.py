@@ -130,7 +130,7 @@ def _pruned(config: BenchmarkConfig, pruned: AllAttentionLM | None, device: torc
     in_float32 = {key: subject for key, subject in subjects.items() if key[0] == "float32"}
     return {
         "heads": sizes.heads,
-        "heads_kept": [len(sizes.kept(layer)) for layer in range(sizes.layers)],
+        "heads_kept": sizes.heads_present,
         "seconds": {
             **_seconds(subjects, WHOLE, config, device),
             **_seconds(in_float32, ["generated_token"], config, device),

@@ -14,7 +14,6 @@ from torch import Tensor
 from allattn.benchmark.config import BenchmarkConfig
 from allattn.benchmark.yardstick import attend_yardstick
 from allattn.data.segments import Ids, Segment, SegmentStream
-from allattn.model.attention import AllAttention
 from allattn.model.config import ModelConfig
 from allattn.model.cores.core import Core, attend
 from allattn.model.generation import generate_tokens
@@ -90,8 +89,7 @@ class Subject:
     ) -> None:
         self.model = copy.deepcopy(model).to(device)
         self.variant, self.device = variant, device
-        for layer in self.model.layers:
-            assert isinstance(layer, AllAttention)
+        for layer in self.model.stack:
             layer.core = variant.core
             if variant.compiled:
                 layer.compile()
@@ -113,8 +111,7 @@ class Subject:
     @cached_property
     def core_inputs(self) -> list[tuple[Tensor, ...]]:
         """Per layer with heads q, k, v, r, u, w, pk, pv as it hands them over, as leaves."""
-        heads = [len(self.model.config.kept(layer)) for layer in range(self.model.config.layers)]
-        return [self._core_inputs(kept) for kept in heads if kept]
+        return [self._core_inputs(heads) for heads in self.model.config.heads_present if heads]
 
     def _core_inputs(self, heads: int) -> tuple[Tensor, ...]:
         (rows, queries, _), config = self.x.shape, self.model.config

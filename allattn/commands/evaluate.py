@@ -55,11 +55,11 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device={settings.device} cannot be used here ({first_line(error)})") from None
     result = score_split(model, corpus, settings.split.value, settings.eval, progress=True)
-    kept = [len(model.config.kept(layer)) for layer in range(model.config.layers)]
     print(
         f"{settings.split.value}: perplexity per word {result.word_perplexity:.4f}, "
         f"per token {result.perplexity:.4f} ({result.loss:.6f} nats, {result.bits:.6f} bits); "
-        f"{result.tokens:,} tokens, {result.words:,} words scored; heads per layer {kept}"
+        f"{result.tokens:,} tokens, {result.words:,} words scored; "
+        f"heads per layer {model.config.heads_present}"
     )
     return score_record(result)
 

@@ -29,10 +29,9 @@ def export(settings: ExportSettings) -> Path:
     folder = Path(settings.folder).expanduser()
     model = save_export(local_checkpoint(settings.checkpoint), folder)
     config = model.config
-    kept = sum(len(config.kept(layer)) for layer in range(config.layers))
     print(
-        f"{folder}: {kept} of {config.layers * config.heads} heads, {count_parameters(model).total:,} "
-        "parameters, s_g inside WO"
+        f"{folder}: {config.heads_kept_total} of {config.heads_total} heads, "
+        f"{count_parameters(model).total:,} parameters, s_g inside WO"
     )
     return folder
 

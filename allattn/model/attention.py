@@ -8,6 +8,7 @@ B batch rows, T queries, S = memory + T keys, d width, h heads present (0..H), c
 """
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,22 +17,24 @@ from allattn.model.config import ModelConfig
 from allattn.model.cores.core import Core, attend
 from allattn.model.initial import normal_
 
-# Parameters of a layer that belong to its heads, and the axis along which the heads' blocks of c lie.
-HEAD_AXIS = {
-    "query.weight": 0,
-    "key.weight": 0,
-    "value.weight": 0,
-    "position.weight": 0,
-    "output.weight": 1,
-    "content_bias": 0,
-    "position_bias": 0,
-    "persistent_keys": 1,
-    "persistent_values": 1,
-}
-
 
 class AllAttention(nn.Module):
     """A layer with any number of heads from 0 to H; the cut model is this class with smaller tensors."""
+
+    # Parameters that belong to the heads, and the axis along which the heads' blocks of c lie.
+    HEAD_AXIS: ClassVar[dict[str, int]] = {
+        "query.weight": 0,
+        "key.weight": 0,
+        "value.weight": 0,
+        "position.weight": 0,
+        "output.weight": 1,
+        "content_bias": 0,
+        "position_bias": 0,
+        "persistent_keys": 1,
+        "persistent_values": 1,
+    }
+    # Parameters without effect, and not trained, where the layer has no heads.
+    NEEDS_HEADS: ClassVar[tuple[str, ...]] = (*HEAD_AXIS, "norm.weight", "norm.bias")
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -53,9 +56,9 @@ class AllAttention(nn.Module):
         self.persistent_keys = nn.Parameter(torch.empty(config.persistent_vectors, present))
         self.persistent_values = nn.Parameter(torch.empty(config.persistent_vectors, present))
         self.dropout = nn.Dropout(config.projection_dropout)
-        if not self.heads_kept:  # nothing but the bias has an effect
-            self.requires_grad_(False)
-            self.bias.requires_grad_(True)
+        if not self.heads_kept:
+            for name in self.NEEDS_HEADS:
+                self.get_parameter(name).requires_grad_(False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

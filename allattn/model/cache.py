@@ -9,7 +9,6 @@ p mod (M + 1), where the oldest one falls out, and nothing is moved.
 
 import math
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -66,7 +65,7 @@ def read(model: AllAttentionLM, ids: Tensor, memory_length: int | None = None) -
     memory = model.empty_memory(len(ids))
     for segment in ids.split(length if model.config.same_length else 1, dim=1):
         hidden, memory = model.hidden(segment, memory, memory_length=length)
-    layers = [_keep(layer, x, positions) for layer, x in zip(_layers(model), memory, strict=True)]
+    layers = [_keep(layer, x, positions) for layer, x in zip(model.stack, memory, strict=True)]
     return hidden[:, -1], Cache(layers, memory[0].shape[1])
 
 
@@ -77,7 +76,7 @@ def step(model: AllAttentionLM, ids: Tensor, cache: Cache) -> Tensor:
     slot, seen = cache.present % slots, min(cache.present + 1, slots)
     distances = (slot - torch.arange(seen, device=ids.device)) % slots  # of each slot from the new position
     x: Tensor = model.embedding(ids.unsqueeze(1)).squeeze(1)
-    for layer, kept in zip(_layers(model), cache.layers, strict=True):
+    for layer, kept in zip(model.stack, cache.layers, strict=True):
         x = _layer_step(layer, x, kept, slot, distances)
     cache.present += 1
     return x
@@ -87,10 +86,6 @@ def step(model: AllAttentionLM, ids: Tensor, cache: Cache) -> Tensor:
 def next_log_probs(model: AllAttentionLM, hidden: Tensor) -> Tensor:
     """Log-probability of every word after the last layer's output: (B, d) -> (B, V)."""
     return model.softmax.log_probs(hidden, model.embedding)
-
-
-def _layers(model: AllAttentionLM) -> list[AllAttention]:
-    return cast(list[AllAttention], list(model.layers))
 
 
 def _keep(layer: AllAttention, memory: Tensor, positions: Tensor) -> LayerCache:

@@ -51,6 +51,21 @@ class ModelConfig:
         """Original indices of the heads that `layer` has."""
         return list(range(self.heads)) if self.heads_kept is None else list(self.heads_kept[layer])
 
+    @property
+    def heads_present(self) -> list[int]:
+        """Number of heads that each layer has."""
+        return [len(self.kept(layer)) for layer in range(self.layers)]
+
+    @property
+    def heads_kept_total(self) -> int:
+        """Heads of all layers that the model has."""
+        return sum(self.heads_present)
+
+    @property
+    def heads_total(self) -> int:
+        """L * H, the heads of all layers before any removal."""
+        return self.layers * self.heads
+
     def scale(self, layer: int) -> float:
         """The constant s_g of `layer`."""
         return 1.0 if self.output_scale is None else float(self.output_scale[layer])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from allattn.model.attention import HEAD_AXIS, AllAttention
+from allattn.model.attention import AllAttention
 from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM
 
@@ -34,8 +34,7 @@ def parameters_per_head(config: ModelConfig) -> int:
 
 def head_parameters(layer: AllAttention) -> int:
     """Parameters of `layer` that belong to its heads."""
-    named = dict(layer.named_parameters())
-    return sum(named[name].numel() for name in HEAD_AXIS)
+    return sum(layer.get_parameter(name).numel() for name in layer.HEAD_AXIS)
 
 
 def layer_multiply_adds(config: ModelConfig, layer: int) -> int:
@@ -46,7 +45,7 @@ def layer_multiply_adds(config: ModelConfig, layer: int) -> int:
     """
     c, visible = config.head_width, config.memory_length + 1
     per_head = 4 * config.width * c + 3 * visible * c + 2 * config.persistent_vectors * c
-    return len(config.kept(layer)) * per_head
+    return config.heads_present[layer] * per_head
 
 
 def multiply_adds(config: ModelConfig) -> int:

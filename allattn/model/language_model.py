@@ -1,5 +1,7 @@
 """The language model: embedding -> L All-attention layers -> tied softmax; memory goes in and comes out."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -29,9 +31,28 @@ class AllAttentionLM(nn.Module):
         self.embedding = AdaptiveEmbedding(config)
         self.positions = RelativePositions(config)
         self.layers = nn.ModuleList(AllAttention(config, layer) for layer in range(config.layers))
-        self.positions.requires_grad_(any(layer.heads_kept for layer in self.layers))
+        self.positions.requires_grad_(config.heads_kept_total > 0)
         self.output_dropout = nn.Dropout(config.output_dropout)
         self.softmax = TiedAdaptiveSoftmax(config)
+
+    @property
+    def head_axes(self) -> dict[str, tuple[int, int]]:
+        """By name, the parameters that belong to heads: their layer and the axis of the heads' blocks."""
+        return {
+            f"layers.{index}.{name}": (index, axis)
+            for index, layer in enumerate(self.stack)
+            for name, axis in layer.HEAD_AXIS.items()
+        }
+
+    @property
+    def stack(self) -> list[AllAttention]:
+        """The layers, with their type."""
+        return cast(list[AllAttention], list(self.layers))
+
+    @property
+    def trained(self) -> set[str]:
+        """Names of the parameters with an effect: those that need heads have none where there are none."""
+        return {name for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def empty_memory(self, rows: int) -> Memory:
         """The memory at the start of a text: L tensors (rows, 0, d)."""
@@ -113,6 +134,12 @@ class AllAttentionLM(nn.Module):
         """Log-probabilities of every next word, (B, T, V), and the new memory."""
         hidden, memory = self.hidden(ids, memory)
         return self.softmax.log_probs(hidden, self.embedding), memory
+
+
+def sizes_only(config: ModelConfig) -> AllAttentionLM:
+    """The model on the device meta: names, shapes and what is trained, no numbers."""
+    with torch.device("meta"):
+        return AllAttentionLM(config)
 
 
 def _last(memory: Tensor, x: Tensor, length: int) -> Tensor:

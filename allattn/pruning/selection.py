@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from allattn.model.attention import AllAttention
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import Scope
 
@@ -29,7 +28,7 @@ def magnitude_scores(model: AllAttentionLM, batches: Batches) -> list[Tensor]:
         batches: the text, memory carried from one to the next.
     """
     c = model.config.head_width
-    layers = _layers(model)
+    layers = model.stack
     norms: list[list[Tensor]] = [[] for _ in layers]
 
     def note(layer: int) -> RemovableHandle:
@@ -62,7 +61,7 @@ def gradient_scores(model: AllAttentionLM, batches: Batches) -> list[Tensor]:
 
     Michel, Levy, Neubig, *Are Sixteen Heads Really Better than One?* (2019): L is a segment's mean loss.
     """
-    layers = _layers(model)
+    layers = model.stack
     sizes = [len(layer.heads_kept) for layer in layers]
     sums = [torch.zeros(size) for size in sizes]
     training = model.training
@@ -82,10 +81,6 @@ def gradient_scores(model: AllAttentionLM, batches: Batches) -> list[Tensor]:
                 total += (next(gradients) * gate.detach()).abs()
     model.train(training)
     return [total / total.norm().clamp(min=torch.finfo(total.dtype).tiny) for total in sums]
-
-
-def _layers(model: AllAttentionLM) -> list[AllAttention]:
-    return [layer for layer in model.layers if isinstance(layer, AllAttention)]
 
 
 def keep_highest(scores: Sequence[Tensor], keep: int, scope: Scope) -> list[Tensor]:

@@ -7,14 +7,14 @@ u_i, v_i (method: structural removal). s_g stays the constant it was when the ga
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from allattn.errors import InputError
-from allattn.model.attention import HEAD_AXIS
 from allattn.model.config import ModelConfig
-from allattn.model.language_model import AllAttentionLM
+from allattn.model.language_model import AllAttentionLM, sizes_only
 from allattn.pruning.gates import output_scale
 
 
@@ -32,10 +32,19 @@ class RemovalPlan:
         pairs = [(self.before.kept(i), set(self.after.kept(i))) for i in range(self.before.layers)]
         return [[head for head in old if head not in new] for old, new in pairs]
 
+    @cached_property
+    def head_axes(self) -> dict[str, tuple[int, int]]:
+        """See `AllAttentionLM.head_axes`."""
+        return sizes_only(self.before).head_axes
+
+    @cached_property
+    def trained(self) -> set[str]:
+        """Names of the parameters that are trained afterwards."""
+        return sizes_only(self.after).trained
+
     def __str__(self) -> str:
-        kept = sum(map(len, self.keep))
-        present = sum(len(self.before.kept(i)) for i in range(self.before.layers))
-        lines = [f"remove {present - kept} of {present} heads"]
+        present = self.before.heads_kept_total
+        lines = [f"remove {present - self.after.heads_kept_total} of {present} heads"]
         for layer, heads in enumerate(self.removed):
             if heads:
                 lines.append(f"  layer {layer}: heads {', '.join(map(str, heads))}")
@@ -83,9 +92,9 @@ def cut_tensor(name: str, tensor: Tensor, plan: RemovalPlan) -> Tensor:
         tensor: the parameter or a tensor of the same shape.
         plan: the removal.
     """
-    layer, axis = _place(name)
-    if axis is None:
+    if name not in plan.head_axes:
         return tensor
+    layer, axis = plan.head_axes[name]
     c = plan.before.head_width
     index = torch.tensor(
         [head * c + i for head in plan.keep[layer] for i in range(c)], dtype=torch.long, device=tensor.device
@@ -95,47 +104,33 @@ def cut_tensor(name: str, tensor: Tensor, plan: RemovalPlan) -> Tensor:
 
 def is_gone(name: str, plan: RemovalPlan) -> bool:
     """Whether a parameter stops being trained: it needs heads, and its layer (or the model) keeps none."""
-    layer, axis = _place(name)
-    if name.startswith("positions."):
-        return not any(plan.keep)
-    return (axis is not None or ".norm." in name) and not plan.keep[layer]
-
-
-def _place(name: str) -> tuple[int, int | None]:
-    """Layer of a parameter and the axis of its head blocks; no axis where it belongs to no head."""
-    parts = name.split(".")
-    if parts[0] != "layers":
-        return -1, None
-    return int(parts[1]), HEAD_AXIS.get(".".join(parts[2:]))
+    return name not in plan.trained
 
 
 def cut_model(model: AllAttentionLM, plan: RemovalPlan) -> AllAttentionLM:
     """A new, smaller model with the weights that stay; `model` is left as it was."""
     state = {name: cut_tensor(name, tensor, plan) for name, tensor in model.state_dict().items()}
-    table = model.positions.table
-    with torch.device("meta"):
-        cut = AllAttentionLM(plan.after)
-    cut = cut.to_empty(device=table.device).to(table.dtype)
-    cut.load_state_dict(state)
-    return cut.train(model.training)
+    return _filled(plan.after, state, model)
 
 
 def absorb_scale(model: AllAttentionLM) -> AllAttentionLM:
     """The inference form: s_g multiplied into WO (not into the bias), the same logits."""
     config = replace(copy.deepcopy(model.config), output_scale=None, scale_absorbed=True)
-    state = dict(model.state_dict())
-    for layer in range(model.config.layers):
-        name = f"layers.{layer}.output.weight"
-        state[name] = state[name] * model.config.scale(layer)
-    table = model.positions.table
-    with torch.device("meta"):
-        absorbed = AllAttentionLM(config)
-    absorbed = absorbed.to_empty(device=table.device).to(table.dtype)
-    absorbed.load_state_dict(state)
-    return absorbed.train(model.training)
+    absorbed = _filled(config, model.state_dict(), model)
+    with torch.no_grad():
+        for layer, scaled in zip(absorbed.stack, model.stack, strict=True):
+            layer.output.weight *= scaled.scale
+    return absorbed
+
+
+def _filled(config: ModelConfig, state: dict[str, Tensor], like: AllAttentionLM) -> AllAttentionLM:
+    """A model of these sizes with these weights; device, type and mode of `like`."""
+    table = like.positions.table
+    model = sizes_only(config).to_empty(device=table.device).to(table.dtype)
+    model.load_state_dict(state)
+    return model.train(like.training)
 
 
 def sparsity(config: ModelConfig) -> float:
     """Share of the original L * H heads that the model no longer has."""
-    kept = sum(len(config.kept(layer)) for layer in range(config.layers))
-    return 1 - kept / (config.layers * config.heads)
+    return 1 - config.heads_kept_total / config.heads_total

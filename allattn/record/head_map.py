@@ -5,15 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from allattn.errors import InputError
 from allattn.files import write_atomically
-from allattn.model.config import ModelConfig, model_config_from_dict
+from allattn.model.config import model_config_from_dict
 from allattn.model.counts import count_parameters, layer_multiply_adds, multiply_adds, parameters_per_head
-from allattn.model.language_model import AllAttentionLM
+from allattn.model.language_model import AllAttentionLM, sizes_only
 from allattn.pictures.pi import draw_pi, grid_figure
 from allattn.pruning.surgery import sparsity
 from allattn.training.checkpoints import has_gates
@@ -29,13 +28,13 @@ def head_record(checkpoint: dict[str, Any]) -> dict[str, Any]:
     ones removed, and `heads_closed_by_gates` says how many those are.
     """
     gated = has_gates(checkpoint)
-    present = _heads(model_config_from_dict(checkpoint["allattn"]["model"]))
+    present = model_config_from_dict(checkpoint["allattn"]["model"]).heads_kept_total
     if gated:
         checkpoint = cut_checkpoint(checkpoint, freeze_plan(checkpoint))
     meta = checkpoint["allattn"]
     config = model_config_from_dict(meta["model"])
     dense = replace(config, heads_kept=None, output_scale=None, scale_absorbed=False)
-    models = {"dense": _sizes_only(dense), "pruned": _sizes_only(config)}
+    models = {"dense": sizes_only(dense), "pruned": sizes_only(config)}
     counts = {name: count_parameters(model) for name, model in models.items()}
     per_layer = [_layer_parameters(model) for model in models.values()]
     pi = _pi_by_head(meta)
@@ -53,14 +52,13 @@ def head_record(checkpoint: dict[str, Any]) -> dict[str, Any]:
         }
         for layer in range(config.layers)
     ]
-    total = config.layers * config.heads
     return {
         "phase": "gates" if gated else meta["phase"],
         "step": meta["step"],
-        "heads_total": total,
-        "heads_kept": _heads(config),
-        "heads_removed": total - present,
-        "heads_closed_by_gates": present - _heads(config),
+        "heads_total": config.heads_total,
+        "heads_kept": config.heads_kept_total,
+        "heads_removed": config.heads_total - present,
+        "heads_closed_by_gates": present - config.heads_kept_total,
         "sparsity": sparsity(config),
         "parameters": {
             "layers": {name: count.layers for name, count in counts.items()},
@@ -145,15 +143,6 @@ def draw_head_map(record: dict[str, Any], picture: Path, title: str) -> None:
         write_atomically(picture, lambda file: figure.savefig(file, format="png"))
     except OSError as error:
         raise InputError(f"picture={picture}: cannot be written ({error.strerror})") from None
-
-
-def _heads(config: ModelConfig) -> int:
-    return sum(len(config.kept(layer)) for layer in range(config.layers))
-
-
-def _sizes_only(config: ModelConfig) -> AllAttentionLM:
-    with torch.device("meta"):
-        return AllAttentionLM(config)
 
 
 def _layer_parameters(model: AllAttentionLM) -> list[int]:

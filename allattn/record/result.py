@@ -22,7 +22,6 @@ def corpus_record(corpus: Corpus) -> dict[str, Any]:
 def model_record(model: AllAttentionLM, scores: dict[str, Score]) -> dict[str, Any]:
     """Parameters, heads, multiply-adds and scores of one model."""
     config, counts = model.config, count_parameters(model)
-    kept = [config.kept(layer) for layer in range(config.layers)]
     return {
         "parameters": {
             "layers": counts.layers,
@@ -30,9 +29,9 @@ def model_record(model: AllAttentionLM, scores: dict[str, Score]) -> dict[str, A
             "total": counts.total,
             "per_head": parameters_per_head(config),
         },
-        "heads_kept": kept,
-        "heads_kept_total": sum(map(len, kept)),
-        "heads_total": config.layers * config.heads,
+        "heads_kept": [config.kept(layer) for layer in range(config.layers)],
+        "heads_kept_total": config.heads_kept_total,
+        "heads_total": config.heads_total,
         "sparsity": sparsity(config),
         "multiply_adds_per_token_layers": multiply_adds(config),
         **{split: score_record(score) for split, score in scores.items()},

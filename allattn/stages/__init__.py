@@ -165,14 +165,13 @@ def _fine_tune_selected(
 
 def select_heads(model: AllAttentionLM, corpus: Corpus, settings: PruneSettings) -> list[Tensor]:
     """0/1 gates of the heads to keep, by the chosen selection at the target sparsity."""
-    heads = [len(model.config.kept(layer)) for layer in range(model.config.layers)]
     gates = settings.gates
     assert gates.target_sparsity is not None
-    keep = heads_to_keep(gates.target_sparsity, sum(heads))
+    keep = heads_to_keep(gates.target_sparsity, model.config.heads_kept_total)
     stream = evaluation_stream(model.config, corpus, "valid", _with_memory(settings.eval))
     batches = ((segment.inputs, segment.targets) for segment in stream)
     if gates.selection is Selection.random:
-        scores = random_scores(heads, generator(settings.seed, "selection"))
+        scores = random_scores(model.config.heads_present, generator(settings.seed, "selection"))
     elif gates.selection is Selection.magnitude:
         scores = magnitude_scores(model, batches)
     else:

@@ -120,10 +120,9 @@ def _check_gates(checkpoint: dict[str, Any], config: ModelConfig, path: Path) ->
     wrong = False
     if has_gates(checkpoint):
         state = checkpoint["state_dict"]
-        for layer in range(config.layers):
+        for layer, present in enumerate(config.heads_present):
             pi = state.get(f"{_GATES}{layer}")
-            present = (len(config.kept(layer)),)
-            wrong |= not isinstance(pi, Tensor) or pi.shape != present or not torch.isfinite(pi).all()
+            wrong |= not isinstance(pi, Tensor) or pi.shape != (present,) or not torch.isfinite(pi).all()
             if wrong:
                 break
         wrong |= config.scale_absorbed or meta["output_scaling"] is None

@@ -62,9 +62,8 @@ class LanguageTask(L.LightningModule):
         self.gates: HeadGates | None = None
         if gates is not None:
             config = model.config
-            kept = [len(config.kept(layer)) for layer in range(config.layers)]
             scales = [config.scale(layer) for layer in range(config.layers)]
-            self.gates = HeadGates(gates, kept, config.heads, scales)
+            self.gates = HeadGates(gates, config.heads_present, config.heads, scales)
         self.optimizer_config = optimizer
         self.schedule = schedule
         self.seed = seed
@@ -119,13 +118,12 @@ class LanguageTask(L.LightningModule):
 
     def _gate_metrics(self, sampled: list[Tensor], weight: float | Tensor, penalty: Tensor) -> dict[str, Any]:
         assert self.gates is not None
-        present = self.model.config.layers * self.model.config.heads
         opened = torch.stack([gate.detach().sum() for gate in sampled]).sum()
         return {
             "lambda": weight,
             "penalty": penalty.detach(),
             "loss_total": self.last["loss"] + weight * penalty.detach(),
-            "sparsity_sampled": 1 - opened / present,
+            "sparsity_sampled": 1 - opened / self.model.config.heads_total,
         }
 
     def step_metrics(self) -> dict[str, Any]:
@@ -140,14 +138,14 @@ class LanguageTask(L.LightningModule):
             for layer, (gate, scale) in enumerate(zip(decided, self.gates.scales(decided), strict=True)):
                 metrics[f"open_heads/layer_{layer:02d}"] = int(gate.sum())
                 metrics[f"s_g/layer_{layer:02d}"] = float(scale)
-            present = self.model.config.layers * self.model.config.heads
-            metrics["sparsity"] = 1 - sum(int(gate.sum()) for gate in decided) / present
+            opened = sum(int(gate.sum()) for gate in decided)
+            metrics["sparsity"] = 1 - opened / self.model.config.heads_total
         elif self.phase is Phase.fine_tune:
             config = self.model.config
             metrics |= {"lambda": 0.0, "penalty": 0.0, "loss_total": metrics["loss"]}
             metrics["sparsity"] = sparsity(config)
-            for layer in range(config.layers):
-                metrics[f"open_heads/layer_{layer:02d}"] = len(config.kept(layer))
+            for layer, heads in enumerate(config.heads_present):
+                metrics[f"open_heads/layer_{layer:02d}"] = heads
                 metrics[f"s_g/layer_{layer:02d}"] = config.scale(layer)
         return metrics
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from allattn.errors import InputError
 from allattn.model.config import ModelConfig
-from allattn.model.language_model import AllAttentionLM
+from allattn.model.language_model import AllAttentionLM, sizes_only
 
 
 def model_from_weights(
@@ -44,8 +44,7 @@ def check_weights(
         f"layers.{config.layers - 1}.bias" not in weights
     ):  # before as many layers are built as the file claims
         raise InputError(f"{wrong}layers.{config.layers - 1}.bias is absent")
-    with torch.device("meta"):
-        model = AllAttentionLM(config)
+    model = sizes_only(config)
     wanted = model.state_dict()
     for name in sorted(wanted.keys() | weights.keys()):
         found, should = _described(weights.get(name)), _described(wanted.get(name))

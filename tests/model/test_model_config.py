@@ -91,6 +91,7 @@ def test_head_width_and_scale_of_a_cut_layer() -> None:
     """The original H defines the head width; a layer's s_g and heads are its own."""
     config = small_config(heads_kept=[[1, 3], []], output_scale=[2.0, 4.0])
     assert config.head_width == 3
+    assert (config.heads_present, config.heads_kept_total, config.heads_total) == ([2, 0], 2, 8)
     assert [config.kept(0), config.kept(1)] == [[1, 3], []]
     assert [config.scale(0), config.scale(1)] == [2.0, 4.0]
     assert small_config().kept(1) == [0, 1, 2, 3]

@@ -21,7 +21,7 @@ from allattn.training.optimizers import make_optimizer, parameter_groups
 SIX_OF_EIGHT = [1, 0, 1, 1, 0, 1, 1, 1]
 OPEN = [1] * 8
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
-# Where the heads' blocks lie, stated independently of allattn.model.attention.HEAD_AXIS.
+# Where the heads' blocks lie, stated independently of AllAttention.HEAD_AXIS.
 FIRST_AXIS = (
     "query.weight",
     "key.weight",
@@ -81,7 +81,8 @@ def test_cut_model_equals_the_gated_one(
     cut = cut_model(model, plan_for(model, gates))
     expected = log_probs(model, gated(model, gates))
     assert cut.positions.table.dtype == dtype
-    torch.testing.assert_close(log_probs(cut), expected, rtol=0, atol=TOLERANCE[dtype])
+    atol = TOLERANCE[dtype] * max(1, expected.abs().max().item() / 10)  # their last bits grow with them
+    torch.testing.assert_close(log_probs(cut), expected, rtol=0, atol=atol)
     kept = [[i for i, g in enumerate(layer) if g] for layer in gates]
     assert cut.config.heads_kept == kept
     assert sparsity(cut.config) == pytest.approx(1 - sum(map(len, kept)) / 24)
