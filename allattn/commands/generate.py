@@ -117,7 +117,7 @@ def prompt_ids(prompt: str, tokenizer: Tokenizer) -> list[int]:
     except UnicodeEncodeError:
         raise InputError("prompt: is not UTF-8; type it on a UTF-8 terminal") from None
     words = is_word_level(tokenizer)
-    ids = encode_words(lines, word_table(tokenizer)) if words else encode_subwords(lines, tokenizer)
+    ids = encode_words(lines, word_table(tokenizer)).ids if words else encode_subwords(lines, tokenizer)
     tokens: list[int] = ids.tolist()[:-1]
     if not tokens:
         raise InputError(

@@ -7,26 +7,31 @@ from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 from filelock import FileLock
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
 
+from allattn.data.articles import at_titles
 from allattn.data.config import RAW_SOURCES, DataConfig, Source, check_data
 from allattn.data.encoded import (
     FORMAT,
     ID_TYPE,
+    POSITION_TYPE,
     SPLITS,
     Corpus,
+    Counts,
     find_folder,
     finish_folder,
     ids_file,
     open_folder,
+    positions_file,
 )
 from allattn.data.fingerprint import Fingerprint
 from allattn.data.sources import TextSource, open_source
 from allattn.data.vocabulary import (
-    Ids,
+    Encoded,
     count_words,
     encode_subwords,
     encode_words,
@@ -35,6 +40,7 @@ from allattn.data.vocabulary import (
     split_words,
     tokenizer_hash,
     train_bpe,
+    unknown_id,
     word_table,
     word_tokenizer,
 )
@@ -130,17 +136,17 @@ def _build(
         tokenizer = given or _make_tokenizer(config, source, progress)
         encode = _encoder(tokenizer)
         fingerprint = Fingerprint()
-        tokens, words = {}, {}
+        counts = {}
         for split in SPLITS:
             fingerprint.start_split(split)
             chunks = _watched(source, split, f"encoding {split}", progress)
-            tokens[split], words[split] = _encode_split(chunks, encode, fingerprint, ids_file(partial, split))
-        _check_published(config, words, tokenizer.get_vocab_size())
+            counts[split] = _encode_split(chunks, encode, fingerprint, partial, split)
+        _check_published(config, counts, tokenizer.get_vocab_size())
         if source.key(folder.parent) != key:
             raise InputError(
                 f"data.source={config.source.value}: the text changed while it was read; start again"
             )
-        finish_folder(partial, key, fingerprint.hexdigest(), tokenizer, tokens, words)
+        finish_folder(partial, key, fingerprint.hexdigest(), tokenizer, counts)
 
 
 def _make_tokenizer(config: DataConfig, source: TextSource, progress: bool) -> Tokenizer:
@@ -153,39 +159,58 @@ def _make_tokenizer(config: DataConfig, source: TextSource, progress: bool) -> T
     return train_bpe(chunks, config.vocabulary_size)
 
 
-def _encoder(tokenizer: Tokenizer) -> Callable[[bytes], tuple[Ids, int]]:
-    """A function from a chunk to its ids and its number of words."""
-    if not is_word_level(tokenizer):
-        return lambda chunk: (encode_subwords(chunk, tokenizer), sum(1 for _ in split_words(chunk)))
-    table = word_table(tokenizer)
+def _encoder(tokenizer: Tokenizer) -> Callable[[bytes], tuple[Encoded, int]]:
+    """A function from whole lines to their ids and their number of words."""
+    if is_word_level(tokenizer):
+        table = word_table(tokenizer)
 
-    def encode(chunk: bytes) -> tuple[Ids, int]:
-        ids = encode_words(chunk, table)
-        return ids, len(ids)
+        def by_words(lines: bytes) -> tuple[Encoded, int]:
+            encoded = encode_words(lines, table)
+            return encoded, len(encoded.ids)
 
-    return encode
+        return by_words
+    unknown = unknown_id(tokenizer)
+
+    def by_subwords(lines: bytes) -> tuple[Encoded, int]:
+        ids = encode_subwords(lines, tokenizer)
+        unseen = np.flatnonzero(ids == unknown) if unknown is not None else np.empty(0, np.int64)
+        return Encoded(ids, unseen), sum(1 for _ in split_words(lines))
+
+    return by_subwords
 
 
 def _encode_split(
-    chunks: Iterable[bytes], encode: Callable[[bytes], tuple[Ids, int]], fingerprint: Fingerprint, path: Path
-) -> tuple[int, int]:
-    """Append the chunks' ids to `path`; returns the numbers of tokens and words."""
+    chunks: Iterable[bytes],
+    encode: Callable[[bytes], tuple[Encoded, int]],
+    fingerprint: Fingerprint,
+    folder: Path,
+    split: str,
+) -> Counts:
+    """Write the ids of the chunks, and where unseen words and articles are; how many there are of each."""
     tokens = words = 0
-    with path.open("wb") as file:
+    unseen, articles = [], []
+    with ids_file(folder, split).open("wb") as file:
         for chunk in chunks:
             fingerprint.update(chunk)
-            ids, chunk_words = encode(chunk)
-            file.write(ids.astype(ID_TYPE, copy=False).data)
-            tokens += len(ids)
-            words += chunk_words
-    return tokens, words
+            for lines, begins_article in at_titles(chunk):
+                encoded, words_here = encode(lines)
+                file.write(encoded.ids.astype(ID_TYPE, copy=False).data)
+                unseen.append(tokens + encoded.unseen)
+                if begins_article:
+                    articles.append(tokens)
+                tokens += len(encoded.ids)
+                words += words_here
+    by_kind = {"unseen": np.concatenate(unseen), "articles": np.array(articles)}
+    for kind, positions in by_kind.items():
+        positions_file(folder, split, kind).write_bytes(positions.astype(POSITION_TYPE).tobytes())
+    return Counts(tokens, words, **{kind: len(positions) for kind, positions in by_kind.items()})
 
 
-def _check_published(config: DataConfig, words: dict[str, int], vocabulary_size: int) -> None:
+def _check_published(config: DataConfig, counts: dict[str, Counts], vocabulary_size: int) -> None:
     if config.source not in PUBLISHED:
         return
     published_words, published_vocabulary = PUBLISHED[config.source]
-    found, expected = list(words.values()), list(published_words)
+    found, expected = [of_split.words for of_split in counts.values()], list(published_words)
     if config.tokenizer == "word" and config.minimum_count == 1:
         found, expected = [*found, vocabulary_size], [*expected, published_vocabulary]
     if found != expected:

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from allattn.data.vocabulary import Ids, save_tokenizer, tokenizer_hash
+from allattn.data.vocabulary import Ids, Positions, save_tokenizer, tokenizer_hash
 from allattn.files import PARTIAL, write_atomically
 
-FORMAT = 1  # raise it when the folder's content for an unchanged text changes
+FORMAT = 2  # raise it when the folder's content for an unchanged text changes
 SPLITS = ("train", "valid", "test")
 ID_TYPE = np.dtype("<i4")
+POSITION_TYPE = np.dtype("<i8")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class EncodedSplit:
     ids: Ids  # (tokens,) int32, a read-only memory map
     tokens: int
     words: int  # word-level tokens, one <eos> a line included; normalizes a subword perplexity
+    unseen: Positions  # (u,) int64: tokens whose word the vocabulary lacks; the text's own <unk> is in it
+    articles: Positions  # (a,) int64: first tokens of the articles; none where the text has no titles
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,16 @@ class Corpus:
 
 
 @dataclass(frozen=True)
+class Counts:
+    """How many a split has of what its files hold, and its words."""
+
+    tokens: int
+    words: int
+    unseen: int
+    articles: int
+
+
+@dataclass(frozen=True)
 class Meta:
     """What meta.json records."""
 
@@ -45,8 +58,7 @@ class Meta:
     fingerprint: str
     tokenizer_hash: str
     tokenizer_file: str  # SHA-256 of tokenizer.json
-    tokens: dict[str, int]
-    words: dict[str, int]
+    splits: dict[str, Counts]
 
 
 def ids_file(folder: Path, split: str) -> Path:
@@ -54,18 +66,22 @@ def ids_file(folder: Path, split: str) -> Path:
     return folder / f"{split}.bin"
 
 
+def positions_file(folder: Path, split: str, kind: str) -> Path:
+    """Where a split's positions of one kind (unseen, articles) are: 64-bit little-endian integers."""
+    return folder / f"{split}.{kind}.bin"
+
+
 def finish_folder(
     folder: Path,
     key: str,
     fingerprint: str,
     tokenizer: Tokenizer,
-    tokens: dict[str, int],
-    words: dict[str, int],
+    counts: dict[str, Counts],
 ) -> None:
-    """Add the tokenizer and meta.json to a folder that has the ids of all splits."""
+    """Add the tokenizer and meta.json to a folder that has the ids and positions of all splits."""
     save_tokenizer(tokenizer, folder / "tokenizer.json")
     file_hash = sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
-    meta = Meta(FORMAT, key, fingerprint, tokenizer_hash(tokenizer), file_hash, tokens, words)
+    meta = Meta(FORMAT, key, fingerprint, tokenizer_hash(tokenizer), file_hash, counts)
     write_atomically(folder / "meta.json", json.dumps(asdict(meta), indent=1))
 
 
@@ -76,17 +92,27 @@ def open_folder(folder: Path) -> Corpus | None:
         return None
     try:
         text = (folder / "tokenizer.json").read_bytes()
-        sizes = {split: ids_file(folder, split).stat().st_size for split in SPLITS}
-    except OSError:
+        splits = {split: _open_split(folder, split, meta.splits[split]) for split in SPLITS}
+    except (OSError, ValueError):
         return None
     if sha256(text).hexdigest() != meta.tokenizer_file:
         return None
-    if sizes != {split: meta.tokens[split] * ID_TYPE.itemsize for split in SPLITS}:
-        return None
     tokenizer = Tokenizer.from_str(text.decode())
-    maps = {split: np.memmap(ids_file(folder, split), ID_TYPE, "r") for split in SPLITS}
-    splits = {split: EncodedSplit(maps[split], meta.tokens[split], meta.words[split]) for split in SPLITS}
     return Corpus(tokenizer, meta.tokenizer_hash, tokenizer.get_vocab_size(), meta.fingerprint, splits)
+
+
+def _open_split(folder: Path, split: str, counts: Counts) -> EncodedSplit:
+    """The split's files; ValueError where one has not the size that was recorded."""
+    path = ids_file(folder, split)
+    kinds = ("unseen", "articles")
+    sizes = {path: counts.tokens * ID_TYPE.itemsize} | {
+        positions_file(folder, split, kind): getattr(counts, kind) * POSITION_TYPE.itemsize for kind in kinds
+    }
+    for file, size in sizes.items():
+        if file.stat().st_size != size:
+            raise ValueError(f"{file}: has not {size} bytes")
+    unseen, articles = (np.fromfile(positions_file(folder, split, kind), POSITION_TYPE) for kind in kinds)
+    return EncodedSplit(np.memmap(path, ID_TYPE, "r"), counts.tokens, counts.words, unseen, articles)
 
 
 def find_folder(cache: Path, key: str, tokenizer: str) -> Path | None:
@@ -100,7 +126,10 @@ def find_folder(cache: Path, key: str, tokenizer: str) -> Path | None:
 
 def _read_meta(folder: Path) -> Meta | None:
     try:
-        meta = Meta(**json.loads((folder / "meta.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        values = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        if values["format"] != FORMAT:
+            return None
+        values["splits"] = {split: Counts(**values["splits"][split]) for split in SPLITS}
+        return Meta(**values)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return meta if meta.format == FORMAT else None

@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +26,22 @@ EOS_ID, UNK_ID = 0, 1  # of the word level
 LINES_PER_BATCH = 2_000
 
 Ids = npt.NDArray[np.int32]
+Positions = npt.NDArray[np.int64]  # of tokens in a text, rising
+_UNSEEN = -1
+
+
+class Encoded(NamedTuple):
+    """A piece of text as ids."""
+
+    ids: Ids  # (tokens,) int32
+    unseen: Positions  # (u,) int64: tokens whose word the vocabulary lacks, so that they are `<unk>`
 
 
 class WordTable(dict[bytes, int]):
-    """Word -> id; missing words are `<unk>`."""
+    """Word -> id; words that the vocabulary lacks have a number that is no id."""
 
     def __missing__(self, word: bytes) -> int:
-        return UNK_ID
+        return _UNSEEN
 
 
 def split_words(chunk: bytes) -> Iterator[bytes]:
@@ -80,9 +90,15 @@ def word_table(tokenizer: Tokenizer) -> WordTable:
     return WordTable((word.encode(), index) for word, index in tokenizer.get_vocab().items())
 
 
-def encode_words(chunk: bytes, table: WordTable) -> Ids:
-    """Ids (tokens,) int32 of whole lines; the same as the tokenizer's on each line, plus `<eos>`."""
-    return np.fromiter(map(table.__getitem__, split_words(chunk)), np.int32)
+def encode_words(chunk: bytes, table: WordTable) -> Encoded:
+    """Whole lines; the ids are the tokenizer's on each line, plus `<eos>`.
+
+    The text's own word `<unk>` is in the vocabulary, so it is not unseen.
+    """
+    ids = np.fromiter(map(table.__getitem__, split_words(chunk)), np.int32)
+    unseen = np.flatnonzero(ids == _UNSEEN)
+    ids[unseen] = UNK_ID
+    return Encoded(ids, unseen)
 
 
 def train_bpe(chunks: Iterable[bytes], vocabulary_size: int) -> Tokenizer:
@@ -98,6 +114,13 @@ def train_bpe(chunks: Iterable[bytes], vocabulary_size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(_line_batches(chunks), trainer)
     return tokenizer
+
+
+def unknown_id(tokenizer: Tokenizer) -> int | None:
+    """The id of what the tokenizer's vocabulary lacks; None where it lacks nothing, as by bytes."""
+    model = json.loads(tokenizer.to_str())["model"]
+    found = model.get("unk_id")  # of a unigram model
+    return tokenizer.token_to_id(model.get("unk_token") or "") if found is None else int(found)
 
 
 def encode_subwords(chunk: bytes, tokenizer: Tokenizer) -> Ids:

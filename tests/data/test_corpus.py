@@ -123,8 +123,13 @@ def damage_missing(folder: Path) -> None:
     (folder / "test.bin").unlink()
 
 
+def damage_positions(folder: Path) -> None:
+    (folder / "test.unseen.bin").write_bytes(b"")
+
+
 @pytest.mark.parametrize(
-    "damage", [damage_truncate, damage_vocabulary, damage_meta, damage_version, damage_missing]
+    "damage",
+    [damage_truncate, damage_vocabulary, damage_meta, damage_version, damage_missing, damage_positions],
 )
 def test_damaged_cache_is_rebuilt_with_a_warning(  # type: ignore[no-untyped-def]
     files_config: DataConfig, encodings: list[Path], caplog: pytest.LogCaptureFixture, damage

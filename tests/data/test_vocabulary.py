@@ -45,18 +45,19 @@ def assert_same_ids_as_tokenizer(chunk: bytes, tokenizer: Tokenizer) -> None:
     expected: list[int] = []
     for line in chunk.decode().split("\n")[:-1]:
         ids = [*tokenizer.encode(line).ids, tokenizer.token_to_id(EOS)]
-        assert encode_words(f"{line}\n".encode(), table).tolist() == ids
+        assert encode_words(f"{line}\n".encode(), table).ids.tolist() == ids
         expected += ids
-    assert encode_words(chunk, table).tolist() == expected
+    assert encode_words(chunk, table).ids.tolist() == expected
 
 
 def test_ids_of_a_small_text() -> None:
     counts = count_words([b" b a \n<unk> b <eos> c\n", b"\nc b\n"])
     tokenizer = word_tokenizer(counts)
     assert tokenizer.get_vocab() == {EOS: 0, UNK: 1, "b": 2, "c": 3, "a": 4}
-    ids = encode_words(b" a  b \n\nnew <unk> <eos>\n", word_table(tokenizer))
+    ids, unseen = encode_words(b" a  b \n\nnew <unk> <eos>\n", word_table(tokenizer))
     assert ids.dtype == "int32"
     assert ids.tolist() == [4, 2, 0, 0, 1, 1, 0, 0]
+    assert unseen.tolist() == [4], "the text's own <unk> is in the vocabulary"
 
 
 def test_minimum_count() -> None:
@@ -108,7 +109,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     save_tokenizer(tokenizer, tmp_path / "tokenizer.json")
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
     assert tokenizer_hash(loaded) == tokenizer_hash(tokenizer)
-    assert encode_subwords(ODD, loaded).tolist() == encode_words(ODD, word_table(tokenizer)).tolist()
+    assert encode_subwords(ODD, loaded).tolist() == encode_words(ODD, word_table(tokenizer)).ids.tolist()
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
 
 
