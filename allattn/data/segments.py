@@ -28,6 +28,13 @@ class Segment(NamedTuple):
     starts_over: bool  # the texts begin here: memory must be emptied
 
 
+def stream_rows(streams: int, accumulation: int, group: int, rank: int, world_size: int) -> range:
+    """Which of B streams a process reads in one group: B / (A * processes) in a row, group by group."""
+    rows = streams // (accumulation * world_size)
+    first = (group * world_size + rank) * rows
+    return range(first, first + rows)
+
+
 class SegmentStream:
     """Micro-batches of B contiguous streams; micro-batch m is a function of m alone.
 
@@ -71,9 +78,9 @@ class SegmentStream:
         self.total = total
         self.start = start
         self.accumulation = accumulation
-        self.rank = rank
-        self.world_size = world_size
-        self.rows = batch_size // (accumulation * world_size)  # b
+        self.rows = [
+            stream_rows(batch_size, accumulation, group, rank, world_size) for group in range(accumulation)
+        ]
         self.stream_length = (len(ids) - 1) // batch_size  # n
         self.segments = self.stream_length // segment_length  # per epoch
 
@@ -88,9 +95,7 @@ class SegmentStream:
         """Micro-batch `index` of the run, on this process."""
         step, group = divmod(index, self.accumulation)
         segment = step % self.segments
-        first_row = (group * self.world_size + self.rank) * self.rows
-        rows = np.arange(first_row, first_row + self.rows)
-        begins = rows * self.stream_length + segment * self.segment_length  # (b,)
+        begins = np.asarray(self.rows[group]) * self.stream_length + segment * self.segment_length  # (b,)
         window = self.ids[begins[:, None] + np.arange(self.segment_length + 1)]  # (b, T + 1)
         tokens = torch.from_numpy(np.asarray(window, np.int64))
         return Segment(tokens[:, :-1], tokens[:, 1:], group, starts_over=segment == 0)

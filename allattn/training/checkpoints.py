@@ -2,7 +2,7 @@
 
 A checkpoint is Lightning's, with plain values only, so that it loads without running code. Its entry
 `allattn` holds the format version, the model's sizes (heads kept per layer included), where the text came
-from, the vocabulary's hash, the phase, and each process's segment memory.
+from, the vocabulary's hash, the phase, and the segment memory by stream.
 """
 
 import hashlib
@@ -17,9 +17,10 @@ from allattn.errors import InputError, fits_kind
 from allattn.files import write_atomically
 from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.pruning.schedule import Phase
+from allattn.training.segment_memory import by_stream, is_memory
 from allattn.training.weights import check_weights
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 held the segment memory by process and accumulation group
 _ENTRIES: dict[str, Any] = {
     "model": dict,
     "phase": str,
@@ -79,9 +80,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(meta, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise InputError(f"{path}: is not a checkpoint of allattn (it has no allattn entry)")
     version = meta.get("format_version")
-    if version != FORMAT_VERSION:
+    if version not in (1, FORMAT_VERSION):
         raise InputError(
-            f"{path}: has checkpoint format {version}, this version of allattn reads {FORMAT_VERSION}; "
+            f"{path}: has checkpoint format {version}, this version of allattn reads 1 and {FORMAT_VERSION}; "
             "use the version that wrote it"
         )
     kinds = _ENTRIES | {name: kind for name, kind in _AFTER_GATES.items() if name in meta}
@@ -98,6 +99,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: {error}") from None
     check_weights(config, model_weights(checkpoint["state_dict"]), path)
     _check_gates(checkpoint, config, path)
+    if version == 1:
+        _upgrade(meta, path)
     return checkpoint
 
 
@@ -105,13 +108,26 @@ def read_resumable(path: Path) -> dict[str, Any]:
     """`read_checkpoint` of one that training can go on from.
 
     Raises:
-        InputError: as `read_checkpoint`, or it lacks the optimizer's state or Lightning's.
+        InputError: as `read_checkpoint`, it lacks the optimizer's state or Lightning's, or the segment memory
+            is not the model's.
     """
     checkpoint = read_checkpoint(path)
     missing = [name for name in _RESUMED if name not in checkpoint]
     if missing:
         raise InputError(f"{path}: no run can go on from it: it has no {', '.join(missing)}")
+    meta = checkpoint["allattn"]
+    if not is_memory(meta["memory"], model_config_from_dict(meta["model"])):
+        raise InputError(f"{path}: is damaged: its segment memory does not belong to its model")
     return checkpoint
+
+
+def _upgrade(meta: dict[str, Any], path: Path) -> None:
+    """Turn an entry of format 1 into today's."""
+    try:
+        meta["memory"] = by_stream(meta["memory"])
+    except (LookupError, TypeError, ValueError, RuntimeError):
+        raise InputError(f"{path}: is damaged: its segment memory cannot be put together") from None
+    meta["format_version"] = FORMAT_VERSION
 
 
 def _check_gates(checkpoint: dict[str, Any], config: ModelConfig, path: Path) -> None:

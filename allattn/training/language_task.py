@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from allattn.data.segments import Segment
-from allattn.errors import InputError
 from allattn.model.language_model import AllAttentionLM, Memory
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.gates import HeadGates
@@ -26,6 +25,7 @@ from allattn.training.optimizers import (
     parameter_groups,
     set_learning_rates,
 )
+from allattn.training.segment_memory import by_stream, of_process
 from allattn.training.sharding import average_gradients, shard
 
 
@@ -70,7 +70,10 @@ class LanguageTask(L.LightningModule):
         self.accumulation = accumulation
         self.phase = Phase.gates if gates is not None else phase
         self.record = record or {}
-        self.memory: dict[int, Memory] = {}  # by accumulation group of streams
+        self.memory: dict[int, Memory] = {}  # of this process, by accumulation group of streams
+        self._tokens_before = (
+            0  # more than B * T times the steps, where earlier steps took other numbers of tokens
+        )
         self.best = math.inf  # lowest validation loss so far, nats per token
         self.last: dict[str, Any] = {}  # what the last optimizer step measured
         self.shown = ""  # beside the progress bar
@@ -178,35 +181,46 @@ class LanguageTask(L.LightningModule):
             "output_scaling": self.gates.config.output_scaling if self.gates is not None else None,
             "target_sparsity": self.gates.config.target_sparsity if self.gates is not None else None,
             "memory": self._gathered_memory(),
+            "segment_length": self.schedule.segment_length,
+            "tokens_seen": self.tokens_seen(),
         }
 
-    def _gathered_memory(self) -> list[dict[int, Memory]]:
-        """Each process's segment memory."""
+    def tokens_seen(self) -> int:
+        """Training tokens read so far, over all streams."""
+        per_step = self.schedule.batch_size * self.schedule.segment_length
+        return self._tokens_before + self.global_step * per_step
+
+    def _gathered_memory(self) -> Memory:
+        """All streams' segment memory on the CPU."""
         mine = {group: [layer.cpu() for layer in layers] for group, layers in self.memory.items()}
-        if not (dist.is_available() and dist.is_initialized()):
-            return [mine]
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, mine)
-        return gathered
+        gathered: list[Any] = [mine]
+        if dist.is_available() and dist.is_initialized():
+            gathered *= dist.get_world_size()
+            dist.all_gather_object(gathered, mine)
+        return by_stream(gathered)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take this process's segment memory back.
+        """Take the streams' memory back and go on at the same step, in any number of processes and groups.
 
-        Raises:
-            InputError: the checkpoint was written by another number of processes.
+        Another number of streams or another segment length reads the text in other places: there the memory
+        begins empty, and a line says so.
         """
         meta = checkpoint["allattn"]
-        memories = meta["memory"]
-        if len(memories) != self.trainer.world_size:
-            raise InputError(
-                f"the checkpoint holds the segment memory of {len(memories)} processes, this run has "
-                f"{self.trainer.world_size}: go on with the same trainer.devices and trainer.num_nodes"
-            )
+        step, streams, length = meta["step"], self.schedule.batch_size, self.schedule.segment_length
         self.best = meta["best"]
-        self.memory = {
-            group: [layer.to(self.trainer.strategy.root_device) for layer in layers]
-            for group, layers in memories[self.global_rank].items()
-        }
+        self._tokens_before = meta.get("tokens_seen", step * streams * length) - step * streams * length
+        memory: Memory = meta["memory"]
+        saved = (len(memory[0]), meta.get("segment_length", length)) if memory else (streams, length)
+        if saved != (streams, length):
+            memory = []
+            if self.global_rank == 0:
+                print(
+                    f"memory begins empty: the text is now read in {streams} streams and segments of "
+                    f"{length}, until step {step} it was in {saved[0]} and {saved[1]}"
+                )
+        memory = [layer.to(self.trainer.strategy.root_device) for layer in memory]
+        self.memory = of_process(memory, self.accumulation, self.global_rank, self.trainer.world_size)
+        _count_batches(checkpoint["loops"], step * self.accumulation)
 
     def configure_model(self) -> None:
         """Shard the weights where the trainer's strategy does that; pi stays whole in every process."""
@@ -237,3 +251,12 @@ class LanguageTask(L.LightningModule):
         """Clip the total gradient norm of weights and gates together and note what it was."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.last["gradient_norm"] = clip_gradients(parameters, self.optimizer_config.gradient_clip)
+
+
+def _count_batches(loops: dict[str, Any], done: int) -> None:
+    """Let Lightning's saved state say that `done` micro-batches are done, as the accumulation now counts."""
+    progress = loops["fit_loop"]["epoch_loop.batch_progress"]
+    for counts in (progress["total"], progress["current"]):
+        more = done - counts["ready"]
+        for name in counts:
+            counts[name] += more

@@ -176,7 +176,7 @@ class BetweenSteps(Callback):
         row = task.step_metrics()
         began, first = self._timed_from
         now = time.perf_counter()
-        row["tokens_seen"] = step * self.tokens_per_step
+        row["tokens_seen"] = task.tokens_seen()
         row["tokens_per_second"] = (step - first) * self.tokens_per_step / (now - began)
         row["peak_memory_gib"] = _peak_memory(task.device) / 2**30
         self._timed_from = (now, step)

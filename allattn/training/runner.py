@@ -149,11 +149,12 @@ def fit(
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
+            asked = ", with resume=changed" if folder.last.exists() else ""
             raise InputError(
                 f"out of memory at step {trainer.global_step}: raise trainer.accumulation="
                 f"{trainer_config.accumulation} (the same update in smaller groups), or lower "
                 f"schedule.batch_size={schedule.batch_size} or schedule.segment_length="
-                f"{schedule.segment_length}; {folder.last_saved()}"
+                f"{schedule.segment_length}{asked}; {folder.last_saved()}"
             ) from error
     if between.stop_signal is not None:
         raise Interrupted(

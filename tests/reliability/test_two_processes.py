@@ -24,9 +24,9 @@ STEPS = 12
 RELATIVE = 1e-5
 
 
-def run_in_two(script: str, arguments: list[str]) -> str:
-    """Run a command that starts its second process itself; what both printed."""
-    command = [sys.executable, script, *arguments, *TWO]
+def run_in_several(script: str, arguments: list[str]) -> str:
+    """Run a command that starts its other processes itself; what all printed."""
+    command = [sys.executable, script, *arguments]
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -50,7 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, pretraining: Arguments) ->
     for name, folder in folders.items():
         arguments = pretraining(folder, steps, dropout=0.0)
         if name == "two":
-            run_in_two("train.py", arguments)
+            run_in_several("train.py", [*arguments, *TWO])
         else:
             run(base / "output", "train.py", *arguments, f"trainer.accumulation={GROUPS[name]}")
     return folders
@@ -66,7 +66,7 @@ def pruned(
     for name, folder in folders.items():
         arguments = pruning(folder, dense_without_dropout.last)
         if name == "two":
-            run_in_two("prune.py", arguments)
+            run_in_several("prune.py", [*arguments, *TWO])
         else:
             run(
                 base / "output",
@@ -139,39 +139,53 @@ def test_pruning_has_the_same_curve_and_heads(pruned: dict[str, RunFolder], name
         )
 
 
-def test_two_processes_split_the_memory(trained: dict[str, RunFolder]) -> None:
-    """Each process read its own streams: their memories, one after the other, are the one process's."""
-    one, two = (read_checkpoint(trained[name].last)["allattn"]["memory"] for name in ("one", "two"))
-    assert len(one) == 1
-    assert len(two) == 2
-    for layer in range(2):
-        together = torch.cat([memory[0][layer] for memory in two])
-        torch.testing.assert_close(together, one[0][0][layer], rtol=1e-3, atol=1e-3)
-        assert not torch.allclose(two[0][0][layer], two[1][0][layer])
+@pytest.mark.parametrize("name", ["two", "groups_2", "groups_4"])
+def test_memory_is_saved_by_stream(trained: dict[str, RunFolder], name: str) -> None:
+    """However the streams were shared out, a checkpoint holds them in one order."""
+    one, other = (read_checkpoint(trained[n].last)["allattn"]["memory"] for n in ("one", name))
+    assert [layer.shape for layer in other] == [(4, 4, 16)] * 2
+    for ours, theirs in zip(other, one, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+        assert not torch.allclose(ours[0], ours[1])
 
 
-@pytest.mark.parametrize(("wrote", "goes_on"), [("two", ()), ("one", TWO)], ids=["2 to 1", "1 to 2"])
-def test_another_number_of_processes_is_refused(
-    tmp_path: Path,
-    trained: dict[str, RunFolder],
-    pretraining: Arguments,
-    wrote: str,
-    goes_on: tuple[str, ...],
+def go_on(folder: RunFolder, arguments: list[str], processes: int) -> None:
+    """Continue a run as if it had been stopped where it ended."""
+    folder.result.unlink(missing_ok=True)
+    if processes == 1:
+        run(folder.path.parent / "output", "train.py", *arguments, "resume=changed")
+    else:
+        several = [f"trainer.devices={processes}", "trainer.strategy=ddp", "resume=changed"]
+        run_in_several("train.py", [*arguments, *several])
+
+
+def test_streams_go_on_however_they_are_shared_out(tmp_path: Path, pretraining: Arguments) -> None:
+    """Processes x groups: 1 x 4 until step 4, 2 x 2 until step 8, 4 x 1 to the end; no dropout."""
+    folder, whole = RunFolder(tmp_path / "shared_out"), RunFolder(tmp_path / "whole")
+    level = ("schedule.shape=constant", "schedule.warmup_steps=0")
+    go_on(whole, pretraining(whole, f"schedule.steps={STEPS}", *level, dropout=0.0), 1)
+    for processes, groups, until in ((1, 4, 4), (2, 2, 8), (4, 1, STEPS)):
+        steps = (f"schedule.steps={until}", f"trainer.accumulation={groups}")
+        go_on(folder, pretraining(folder, *steps, *level, dropout=0.0), processes)
+    for column in ("loss", "gradient_norm", "tokens_seen"):
+        expected = numbers(whole, column)
+        assert numbers(folder, column) == pytest.approx(expected, rel=RELATIVE), column
+    assert_close_weights(folder, whole)
+
+
+def test_another_number_of_processes_must_be_asked_for(
+    tmp_path: Path, trained: dict[str, RunFolder], pretraining: Arguments
 ) -> None:
-    shutil.copytree(trained[wrote].path, tmp_path / wrote)
-    folder = RunFolder(tmp_path / wrote)
+    """Where there is dropout, its noise is drawn by process."""
+    shutil.copytree(trained["two"].path, tmp_path / "two")
+    folder = RunFolder(tmp_path / "two")
     folder.result.unlink()
     saved = folder.last.read_bytes()
-    arguments = pretraining(folder, f"schedule.steps={STEPS}", *goes_on, dropout=0.0)
+    arguments = pretraining(folder, f"schedule.steps={STEPS}", dropout=0.0)
     started = start(tmp_path / "output", "train.py", *arguments)
     assert started.wait() == 2
-    assert "trainer.devices" in started.output, "a change of settings, and which"
-    if wrote == "two":  # asked for
-        arguments = pretraining(folder, "schedule.steps=14", "resume=changed", dropout=0.0)
-        started = start(tmp_path / "output", "train.py", *arguments)
-        assert started.wait() == 2
-        assert "the segment memory of 2 processes, this run has 1" in started.output
-        assert "Traceback" not in started.output
+    assert "trainer.devices: 2 -> 1" in started.output
+    assert "resume=changed" in started.output
     assert folder.last.read_bytes() == saved
 
 

@@ -142,7 +142,7 @@ def test_other_files_of_torch_are_refused(tmp_path: Path, values: Any) -> None:
     assert "is not a checkpoint of allattn" in refusal(tmp_path / "other.ckpt")
 
 
-@pytest.mark.parametrize("version", [2, 0, None, "1"])
+@pytest.mark.parametrize("version", [3, 0, None, "1"])
 def test_another_format_is_refused(saved: Path, random_model: Models, version: Any) -> None:
     write_checkpoint(saved, content(random_model(), format_version=version))
     assert f"has checkpoint format {version}, this version of allattn reads 1" in refusal(saved)
