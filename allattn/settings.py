@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -46,11 +46,19 @@ class RunSettings:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
+    stage: ClassVar[str]
+
+    @property
+    def tags(self) -> list[str]:
+        """What a run is found by, beside its group."""
+        return list(self.logger.tags)
+
 
 @dataclass
 class PretrainSettings(RunSettings):
     """Settings of train.py."""
 
+    stage = "pretrain"
     model: ModelConfig = field(default_factory=ModelConfig)
 
 
@@ -58,9 +66,15 @@ class PretrainSettings(RunSettings):
 class PruneSettings(RunSettings):
     """Settings of prune.py; the model's sizes come from the checkpoint."""
 
+    stage = "prune"
     checkpoint: str = MISSING  # a pretrained checkpoint
     ablation: str = "all_three"  # which of the paper's three techniques are on; the group sets them
     gates: GatesConfig = field(default_factory=GatesConfig)
+
+    @property
+    def tags(self) -> list[str]:
+        """The ablation too."""
+        return [*self.logger.tags, self.ablation]
 
 
 def register() -> None:

@@ -10,9 +10,32 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from allattn.model.language_model import AllAttentionLM
-from allattn.pruning.config import Scope
+from allattn.pruning.config import GatesConfig, Scope, Selection
+from allattn.pruning.schedule import heads_to_keep
 
 Batches = Iterable[tuple[Tensor, Tensor]]  # consecutive (inputs, targets) segments, (B, T) int64 each
+
+
+def select_heads(
+    model: AllAttentionLM, batches: Batches, config: GatesConfig, noise: torch.Generator
+) -> list[Tensor]:
+    """0/1 gates, one (h,) vector per layer: the heads to keep by `config.selection` at the target sparsity.
+
+    Args:
+        model: on any device.
+        batches: the text that scores are taken on.
+        config: selection, scope, target_sparsity.
+        noise: of the random selection.
+    """
+    assert config.target_sparsity is not None
+    if config.selection is Selection.random:
+        scores = random_scores(model.config.heads_present, noise)
+    elif config.selection is Selection.magnitude:
+        scores = magnitude_scores(model, batches)
+    else:
+        scores = gradient_scores(model, batches)
+    keep = heads_to_keep(config.target_sparsity, model.config.heads_kept_total)
+    return keep_highest(scores, keep, config.scope)
 
 
 def random_scores(heads: Sequence[int], noise: torch.Generator) -> list[Tensor]:

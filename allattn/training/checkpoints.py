@@ -34,7 +34,7 @@ _ENTRIES: dict[str, Any] = {
     "target_sparsity": float | None,
 }
 _RESUMED = ("optimizer_states", "lr_schedulers", "loops", "epoch", "global_step", "pytorch-lightning_version")
-_AFTER_GATES: dict[str, Any] = {"pi": list[list[float]], "heads_before": list[list[int]]}
+AFTER_GATES: dict[str, Any] = {"pi": list[list[float]], "heads_before": list[list[int]]}
 MODEL_PREFIX, _GATES = "model.", "gates.pi."  # prefixes in the state dict
 
 
@@ -85,7 +85,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: has checkpoint format {version}, this version of allattn reads 1 and {FORMAT_VERSION}; "
             "use the version that wrote it"
         )
-    kinds = _ENTRIES | {name: kind for name, kind in _AFTER_GATES.items() if name in meta}
+    kinds = _ENTRIES | {name: kind for name, kind in AFTER_GATES.items() if name in meta}
     wrong = [name for name, kind in kinds.items() if name not in meta or not fits_kind(meta[name], kind)]
     if meta.get("phase") not in [phase.value for phase in Phase]:
         wrong.append("phase")
@@ -105,7 +105,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_resumable(path: Path) -> dict[str, Any]:
-    """`read_checkpoint` of one that training can go on from.
+    """`read_checkpoint` of one that training can go on from; before the first step it takes weights alone.
 
     Raises:
         InputError: as `read_checkpoint`, it lacks the optimizer's state or Lightning's, or the segment memory
@@ -113,7 +113,7 @@ def read_resumable(path: Path) -> dict[str, Any]:
     """
     checkpoint = read_checkpoint(path)
     missing = [name for name in _RESUMED if name not in checkpoint]
-    if missing:
+    if missing and checkpoint["allattn"]["step"]:
         raise InputError(f"{path}: no run can go on from it: it has no {', '.join(missing)}")
     meta = checkpoint["allattn"]
     if not is_memory(meta["memory"], model_config_from_dict(meta["model"])):
@@ -144,7 +144,7 @@ def _check_gates(checkpoint: dict[str, Any], config: ModelConfig, path: Path) ->
         wrong |= config.scale_absorbed or meta["output_scaling"] is None
         wrong |= meta["target_sparsity"] is not None and not 0 <= meta["target_sparsity"] < 1
     elif "pi" in meta or "heads_before" in meta:
-        lengths = [list(map(len, meta.get(name, []))) for name in _AFTER_GATES]
+        lengths = [list(map(len, meta.get(name, []))) for name in AFTER_GATES]
         heads = range(config.heads)
         wrong = lengths[0] != lengths[1] or len(lengths[0]) != config.layers
         wrong |= any(head not in heads for layer in meta.get("heads_before", []) for head in layer)

@@ -169,6 +169,12 @@ class LanguageTask(L.LightningModule):
             return float(self.trainer.strategy.reduce(value, reduce_op="mean"))
         return float(value)
 
+    def checkpoint(self) -> dict[str, Any]:
+        """What a checkpoint before the first step holds: weights, and what `on_save_checkpoint` adds."""
+        checkpoint: dict[str, Any] = {"state_dict": self.state_dict()}
+        self.on_save_checkpoint(checkpoint)
+        return checkpoint
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what rebuilds the model and what the run needs beside Lightning's own state."""
         checkpoint["allattn"] = {

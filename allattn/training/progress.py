@@ -84,7 +84,6 @@ class BetweenSteps(Callback):
         evaluation_interval: optimizer steps between scorings; 0 = only at the end.
         checkpoint_interval: optimizer steps between checkpoints.
         tokens_per_step: B * T.
-        best: best validation loss so far (nats per token).
     """
 
     def __init__(
@@ -96,7 +95,6 @@ class BetweenSteps(Callback):
         evaluation_interval: int,
         checkpoint_interval: int,
         tokens_per_step: int,
-        best: float,
     ) -> None:
         self.folder = folder
         self.evaluate = evaluate
@@ -105,7 +103,6 @@ class BetweenSteps(Callback):
         self.evaluation_interval = evaluation_interval
         self.checkpoint_interval = checkpoint_interval
         self.tokens_per_step = tokens_per_step
-        self.best = best
         self.stop_signal: int | None = None
         self._handlers: dict[int, Any] = {}
         self._step = -1
@@ -153,8 +150,8 @@ class BetweenSteps(Callback):
             if pl_module.gates is not None:
                 row["valid_heads"] = _heads_used(pl_module)
                 row |= pl_module.pi_metrics()
-            improved = score.loss < self.best
-            self.best = pl_module.best = min(self.best, score.loss)
+            improved = score.loss < pl_module.best
+            pl_module.best = min(pl_module.best, score.loss)
         if row:
             for logger in trainer.loggers:
                 logger.log_metrics(row, step)

@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import lightning as L
 import torch
@@ -73,24 +73,30 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
+class FitSettings(Protocol):
+    """The groups of a run's settings that training needs."""
+
+    schedule: ScheduleConfig
+    eval: EvaluationConfig
+    trainer: TrainerConfig
+
+
 def fit(
     task: LanguageTask,
     corpus: Corpus,
     folder: RunFolder,
-    schedule: ScheduleConfig,
-    evaluation: EvaluationConfig,
-    trainer_config: TrainerConfig,
+    settings: FitSettings,
     loggers: Sequence[Logger],
-    start: int,
-    last_step: int,
-    best: float,
+    steps: range,
 ) -> None:
-    """Train `task` from optimizer step `start` (its state is then in last.ckpt) to `last_step`.
+    """Train `task` over optimizer steps `steps`; where they do not begin with 0, last.ckpt holds its state.
 
     Raises:
         Interrupted: a signal came; everything up to the last full step is saved.
         InputError: the loss became infinite or NaN.
     """
+    schedule, evaluation, trainer_config = settings.schedule, settings.eval, settings.trainer
+    start, last_step = steps.start, steps.stop
 
     def evaluate(running: LanguageTask) -> Score:
         rank, world_size = running.global_rank, running.trainer.world_size
@@ -105,7 +111,6 @@ def fit(
         evaluation.interval,
         trainer_config.checkpoint_interval,
         schedule.batch_size * schedule.segment_length,
-        best,
     )
     trainer = _trainer(
         accelerator=trainer_config.accelerator,

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from allattn import stages
 from allattn.commands.evaluate import EvaluateSettings, evaluate
 from allattn.commands.run_command import run_command
 from allattn.errors import InputError
@@ -181,7 +181,9 @@ def test_settings_that_contradict_the_checkpoint(
     changes: dict[str, Any],
     named: list[str],
 ) -> None:
-    monkeypatch.setattr(stages, "build_model", lambda *_: pytest.fail("a model was built"))
+    for name in ("run", "prune"):
+        module = import_module(f"allattn.stages.{name}")
+        monkeypatch.setattr(module, "build_model", lambda *_: pytest.fail("a model was built"))
     settings = runs.pruning("refused", dense_run.last, **changes)
     with pytest.raises(InputError) as refusal:
         runs.run(settings)

@@ -15,13 +15,20 @@ from allattn.model.attention import AllAttention
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import Scope, Selection
 from allattn.pruning.schedule import Phase
-from allattn.pruning.selection import gradient_scores, keep_highest, magnitude_scores, random_scores
+from allattn.pruning.selection import (
+    gradient_scores,
+    keep_highest,
+    magnitude_scores,
+    random_scores,
+    select_heads,
+)
 from allattn.randomness import generator
-from allattn.stages import select_heads
+from allattn.settings import PruneSettings
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.loading import load_model
 from allattn.training.metrics import read_metrics
 from allattn.training.run_folder import RunFolder
+from allattn.training.scoring import evaluation_stream
 
 OTHERS = [Selection.random, Selection.magnitude, Selection.gradient]
 UNEVEN = [[0, 2, 5], [], [1, 3, 4, 7]]
@@ -220,6 +227,13 @@ def changes(selection: Selection, **more: Any) -> dict[str, Any]:
     return {"gates__selection": selection, "gates__target_sparsity": 0.5, **more}
 
 
+def selected(model: AllAttentionLM, settings: PruneSettings) -> list[Tensor]:
+    """The gates that a run of these settings should decide on."""
+    text = evaluation_stream(model.config, prepare(replace(settings.data)), "valid", settings.eval)
+    batches = [(segment.inputs, segment.targets) for segment in text]
+    return select_heads(model, batches, settings.gates, generator(settings.seed, "selection"))
+
+
 @pytest.mark.parametrize("scope", Scope)
 @pytest.mark.parametrize("selection", OTHERS)
 def test_run_removes_the_number_and_fine_tunes(
@@ -245,9 +259,10 @@ def test_run_removes_the_number_and_fine_tunes(
     result = folder.finished()
     assert result is not None
     assert result["selection"] == selection.value
+    assert result["steps"] == 5, "those that were run"
     assert result["pruned"]["heads_kept_total"] == 4
     dense = load_model(dense_run.last).model
-    gates = select_heads(dense, prepare(replace(settings.data)), settings)
+    gates = selected(dense, settings)
     assert [layer.nonzero().flatten().tolist() for layer in gates] == kept
 
 
@@ -260,7 +275,7 @@ def test_selections_are_not_all_the_same(
     for selection in OTHERS:
         for seed in (1, 2, 3):
             settings = runs.pruning("any", dense_run.last, seed=seed, **changes(selection))
-            gates = select_heads(dense, prepare(replace(settings.data)), settings)
+            gates = selected(dense, settings)
             found.add((selection, tuple(torch.cat(gates).int().tolist())))
     assert len([1 for selection, _ in found if selection is Selection.random]) > 1
     assert len([1 for selection, _ in found if selection is not Selection.random]) == 2, "no noise in these"

@@ -107,7 +107,7 @@ def test_pruning_killed_three_times_across_the_freeze(
 
 
 IN_PRETRAINING = [  # each start goes on from where the one before was killed; checkpoints come every 5 steps
-    KillIn("allattn.stages:_fit", 1),  # before the first step
+    KillIn("allattn.stages.run:fit", 1),  # before the first step
     KillIn(
         "allattn.training.checkpoints:torch.save", 1, "middle"
     ),  # at step 5: there is no earlier checkpoint
@@ -118,7 +118,7 @@ IN_PRETRAINING = [  # each start goes on from where the one before was killed; c
     KillIn("allattn.training.metrics:CsvMetrics.log_metrics", 5, "after"),  # at step 20: logged, not saved
     KillIn("allattn.training.checkpoints:torch.save", 2, "middle"),  # at step 25
     KillIn("allattn.files:shutil.copyfileobj", 1, "after"),  # at an improvement, best.ckpt.partial
-    KillIn("allattn.stages:_conclude_pretrain", 1),  # trained, not scored
+    KillIn("allattn.stages.run:Run.score", 1),  # trained, not scored
     KillIn("allattn.training.run_folder:RunFolder.write_result", 1),
 ]
 
@@ -148,11 +148,11 @@ def test_killed_between_the_last_and_the_best_checkpoint(
 IN_PRUNING = [
     KillIn("allattn.training.language_task:LanguageTask.training_step", 16),  # between the groups of a step
     KillIn("allattn.training.scoring:score", 1),
-    KillIn("allattn.stages:_remove_heads", 1),
-    KillIn("allattn.stages:write_checkpoint", 1, "after"),  # gates.ckpt is written, last.ckpt is uncut
-    KillIn("allattn.stages:write_checkpoint", 2, "after"),  # last.ckpt is cut
+    KillIn("allattn.stages.prune:_remove_heads", 1),
+    KillIn("allattn.stages.prune:write_checkpoint", 1, "after"),  # gates.ckpt is written, last.ckpt is uncut
+    KillIn("allattn.stages.prune:write_checkpoint", 2, "after"),  # last.ckpt is cut
     KillIn("allattn.training.language_task:LanguageTask.training_step", 2),
-    KillIn("allattn.stages:_conclude_prune", 1),
+    KillIn("allattn.stages.prune:_conclude", 1),
 ]
 
 

@@ -208,7 +208,7 @@ def test_goes_on_at_the_freeze(
 ) -> None:
     """Processes all started from outside (torchrun, Slurm); the first is slow to remove the heads."""
     arguments = pruning(at_the_freeze, dense_without_dropout.last, *TWO)
-    slow = KillIn("allattn.stages:cut_checkpoint", 1, number=signal.SIGSTOP)
+    slow = KillIn("allattn.stages.prune:cut_checkpoint", 1, number=signal.SIGSTOP)
     first, second = started = start_two(tmp_path, "prune.py", *arguments, kill_in=(slow, None))
     first.wait_for_moment()
     second.wait_for(2)
@@ -224,7 +224,7 @@ def test_first_process_may_be_the_slower_one(
     """The second does not need what the first has not yet made."""
     folder = RunFolder(tmp_path / "run")
     arguments = pretraining(folder, f"schedule.steps={STEPS}", *TWO, dropout=0.0)
-    slow = KillIn("allattn.stages:open_run_folder", 1, number=signal.SIGSTOP)
+    slow = KillIn("allattn.stages.run:open_run_folder", 1, number=signal.SIGSTOP)
     first, second = started = start_two(tmp_path, "train.py", *arguments, kill_in=(slow, None))
     first.wait_for_moment()
     second.wait_for(2)

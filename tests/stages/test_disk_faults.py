@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,9 @@ def test_read_only_disk_is_refused_before_training(
     own.run(begun)
     own.at(begun).result.unlink()
     disk.read_only()
-    monkeypatch.setattr("allattn.stages.prepare", lambda *_: pytest.fail("the text was prepared"))
+    monkeypatch.setattr(
+        import_module("allattn.stages.pretrain"), "prepare", lambda *_: pytest.fail("the text was prepared")
+    )
     for settings in (own.pretraining("new"), begun):
         with pytest.raises(InputError, match="the run folder cannot be written") as error:
             own.run(settings)

@@ -155,7 +155,7 @@ def test_scores_of_the_uncut_model_do_not_count_after_the_freeze(
 
 
 def test_second_signal_does_not_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    between = progress.BetweenSteps(RunFolder(tmp_path), lambda task: Score(1.0, 1), 1, 1, 1, 1, 1, 1.0)
+    between = progress.BetweenSteps(RunFolder(tmp_path), lambda task: Score(1.0, 1), 1, 1, 1, 1, 1)
     between._on_signal(signal.SIGTERM, None)
     assert between.stop_signal == signal.SIGTERM
     with pytest.raises(KeyboardInterrupt):

@@ -71,7 +71,7 @@ class Fp16:
 
 def test_fp16_may_skip_some_updates(tmp_path: Path) -> None:
     """The loss scale is being found; a gradient that stays infinite is named all the same."""
-    between = BetweenSteps(RunFolder(tmp_path), lambda task: Score(1.0, 1), 1, 1, 1, 1, 1, 1.0)
+    between = BetweenSteps(RunFolder(tmp_path), lambda task: Score(1.0, 1), 1, 1, 1, 1, 1)
 
     class Task:
         def __init__(self, norm: float, loss: float = 1.0) -> None:

@@ -14,7 +14,9 @@ from allattn import stages
 from allattn.commands.evaluate import EvaluateSettings, Split, evaluate
 from allattn.data.config import Source
 from allattn.model.config import model_config_from_dict
+from allattn.pruning.schedule import Phase
 from allattn.settings import PruneSettings
+from allattn.stages.run import Run
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.loading import build_model, load_model
 from allattn.training.metrics import read_metrics
@@ -49,15 +51,14 @@ def walk(
         schedule__steps=STEPS,
     )
     settings.data = replace(settings.data, source=Source.checkpoint, folder=None)
-    remove, at_freeze = stages._remove_heads, base / "at_freeze.ckpt"
+    go_on, at_freeze = Run.go_on_from, base / "at_freeze.ckpt"
 
-    def copying(folder: RunFolder) -> dict[str, Any]:
-        cut = remove(folder)
-        at_freeze.write_bytes(folder.last.read_bytes())
-        return cut
+    def copying(self: Run[PruneSettings], phase: Phase) -> None:
+        go_on(self, phase)
+        at_freeze.write_bytes(self.folder.last.read_bytes())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages, "_remove_heads", copying)
+        patch.setattr(Run, "go_on_from", copying)
         folder = runs.run(settings)
     return Walk(settings, folder, at_freeze, json.loads(folder.result.read_text()))
 

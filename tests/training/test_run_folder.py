@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,9 @@ def test_finished_run_is_not_run_again(
     settings = runs.pretraining("once", schedule__steps=2, schedule__warmup_steps=0)
     folder = runs.run(settings)
     result, rows = folder.result.read_bytes(), read_metrics(folder.metrics)
-    monkeypatch.setattr("allattn.stages.prepare", lambda *args: pytest.fail("a second run began"))
+    monkeypatch.setattr(
+        import_module("allattn.stages.pretrain"), "prepare", lambda *args: pytest.fail("a second run began")
+    )
     runs.run(settings)
     assert "is finished: test perplexity" in capsys.readouterr().out
     assert folder.result.read_bytes() == result

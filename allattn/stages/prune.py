@@ -1,0 +1,173 @@
+"""Pruning: a trained model -> decide which heads stay -> cut -> fine-tune -> both models' scores.
+
+Whatever decides, learned gates or scores of the heads, the first process writes the cut checkpoint as
+last.ckpt, and every process goes on from it.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from allattn.data.segments import Segment
+from allattn.errors import InputError
+from allattn.model.config import model_config_from_dict
+from allattn.model.language_model import AllAttentionLM
+from allattn.pruning.config import Selection
+from allattn.pruning.schedule import Phase
+from allattn.pruning.selection import select_heads
+from allattn.pruning.surgery import plan_removal
+from allattn.randomness import generator
+from allattn.record.timing import layer_seconds_per_token
+from allattn.settings import PruneSettings
+from allattn.stages.run import Run, open_run
+from allattn.training.artifacts import local_checkpoint
+from allattn.training.checkpoint_text import corpus_of, text_record
+from allattn.training.checkpoints import file_hash, has_gates, read_checkpoint, write_checkpoint
+from allattn.training.config import EvaluationMode, check_distances
+from allattn.training.cutting import cut_checkpoint, freeze_plan
+from allattn.training.loading import build_model, checked_tokenizer, load_model
+from allattn.training.loggers import wandb_runs
+from allattn.training.run_folder import is_first_process, result_line
+from allattn.training.runner import check_precision, scoring_device
+from allattn.training.scoring import evaluation_stream
+
+TIMED_SEGMENTS = 4
+
+
+def prune(settings: PruneSettings) -> dict[str, Any]:
+    """Decide which heads stay, remove the others, fine-tune, score, write result.json; the result.
+
+    A finished run in the same folder is not run again; an unfinished one goes on, in either phase. Processes
+    other than the first return an empty result.
+
+    Raises:
+        InputError: settings, checkpoint, text or run folder cannot be used.
+    """
+    dense = _read_dense(settings)
+    tokenizer = checked_tokenizer(dense.path, dense.checkpoint)
+    with open_run(settings, Phase.gates, Phase.fine_tune) as run:
+        if done := run.folder.finished():
+            dense.must_be_of(run.folder.result, done)
+            print(result_line(run.folder, done))
+            return done
+        data, corpus = corpus_of(settings.data, dense.checkpoint, tokenizer, settings.trainer.progress)
+        run.begin(corpus, text_record(data, corpus) | {"dense_hash": dense.hash})
+        if run.state is not None:
+            dense.must_be_of(run.folder.last, run.state["allattn"])
+        run.start_logging()
+        for wandb in wandb_runs(run.loggers):
+            wandb.uses(settings.checkpoint)
+
+        if run.state is None or has_gates(run.state):
+            if settings.gates.selection is Selection.l0:
+                _learn_gates(run, dense)
+            if is_first_process():
+                _remove_heads(run, dense)
+            run.go_on_from(Phase.fine_tune)
+        _fine_tune(run)
+
+        if not is_first_process():
+            return {}
+        return _conclude(run, dense)
+
+
+@dataclass(frozen=True)
+class _Dense:
+    """The model to prune: trained, perhaps with heads removed before."""
+
+    path: Path
+    checkpoint: dict[str, Any]
+    hash: str  # of the file
+
+    def model(self) -> AllAttentionLM:
+        """Built anew from the checkpoint."""
+        config = model_config_from_dict(self.checkpoint["allattn"]["model"])
+        return build_model(config, self.checkpoint["state_dict"], self.path)
+
+    def must_be_of(self, path: Path, record: dict[str, Any]) -> None:
+        """Refuse to take up the pruning run of another dense model, whose `record` lies at `path`."""
+        if record.get("dense_hash", self.hash) != self.hash:
+            raise InputError(
+                f"{path}: belongs to another dense checkpoint than checkpoint= names now (which was trained "
+                "again?): bring that one back, or give this run another name="
+            )
+
+
+def _read_dense(settings: PruneSettings) -> _Dense:
+    path = local_checkpoint(settings.checkpoint)
+    checkpoint = read_checkpoint(path)
+    if has_gates(checkpoint):
+        raise InputError(f"{path}: is from the middle of a pruning run; prune starts from a trained model")
+    check_precision(settings.trainer)
+    check_distances(model_config_from_dict(checkpoint["allattn"]["model"]), settings.schedule, settings.eval)
+    return _Dense(path, checkpoint, file_hash(path))
+
+
+def _learn_gates(run: Run[PruneSettings], dense: _Dense) -> None:
+    """Train weights and gates together up to the freeze."""
+    model = dense.model() if run.state is None else run.saved_model()
+    task = run.task(model, Phase.gates, run.settings.gates)
+    run.fit(task, run.settings.gates.freeze_step)
+
+
+def _remove_heads(run: Run[PruneSettings], dense: _Dense) -> None:
+    """Write the cut checkpoint as last.ckpt; with learned gates, gates.ckpt keeps the one before."""
+    settings = run.settings
+    if settings.gates.selection is Selection.l0:
+        uncut = read_checkpoint(run.folder.last)
+        plan = freeze_plan(uncut)
+        write_checkpoint(run.folder.gates, uncut)
+    else:
+        model = dense.model()
+        uncut = run.task(model, Phase.fine_tune).checkpoint()
+        gates = select_heads(
+            model.to(scoring_device(settings.trainer)),
+            ((segment.inputs, segment.targets) for segment in _valid_segments(run, model)),
+            settings.gates,
+            generator(settings.seed, "selection"),
+        )
+        plan = plan_removal(model.config, gates, settings.gates.output_scaling)
+    cut = cut_checkpoint(uncut, plan)
+    cut["allattn"]["best"] = math.inf  # scores of the larger model do not count for the smaller one
+    write_checkpoint(run.folder.last, cut)
+    print(plan)
+
+
+def _fine_tune(run: Run[PruneSettings]) -> None:
+    """Train what is left; without gates, for as many steps as follow a gate phase."""
+    settings = run.settings
+    steps = settings.schedule.steps
+    if settings.gates.selection is not Selection.l0:
+        steps -= settings.gates.freeze_step
+    run.fit(run.task(run.saved_model(), Phase.fine_tune), steps)
+
+
+def _conclude(run: Run[PruneSettings], dense: _Dense) -> dict[str, Any]:
+    """Score and time the dense model and what was saved beside each other; the result."""
+    settings = run.settings
+    saved = load_model(run.folder.last)
+    models = {"dense": dense.model(), "pruned": saved.model}
+    records = {name: run.score(model) for name, model in models.items()}
+    segments = list(islice(_valid_segments(run, models["dense"]), TIMED_SEGMENTS))
+    times = layer_seconds_per_token(list(models.values()), segments)
+    for record, seconds in zip(records.values(), times, strict=True):
+        record["layer_microseconds_per_token"] = 1e6 * seconds
+    about = {
+        "steps": saved.meta["step"],
+        "ablation": settings.ablation,
+        "selection": settings.gates.selection.value,
+        "scope": settings.gates.scope.value,
+        "lambda_max": settings.gates.lambda_max,
+        "target_sparsity": settings.gates.target_sparsity,
+        "dense_hash": dense.hash,
+    }
+    return run.conclude(about, records)
+
+
+def _valid_segments(run: Run[PruneSettings], model: AllAttentionLM) -> Iterable[Segment]:
+    """The validation text with memory carried, whatever the mode of evaluation."""
+    settings = replace(run.settings.eval, mode=EvaluationMode.memory)
+    return evaluation_stream(model.config, run.corpus, "valid", settings)

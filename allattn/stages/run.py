@@ -1,0 +1,202 @@
+"""What both stages do with a run: take its folder, go on from its last checkpoint, fit, score, conclude."""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from lightning.pytorch.loggers import Logger
+
+from allattn.data.corpus import Corpus
+from allattn.data.segments import check_lengths
+from allattn.data.vocabulary import save_tokenizer
+from allattn.errors import InputError
+from allattn.model.config import model_config_from_dict
+from allattn.model.language_model import AllAttentionLM
+from allattn.pruning.config import GatesConfig
+from allattn.pruning.schedule import Phase
+from allattn.record.result import corpus_record, model_record
+from allattn.record.result_table import print_result
+from allattn.settings import Resume, RunSettings, plain
+from allattn.training.artifacts import forget_artifact
+from allattn.training.checkpoints import AFTER_GATES, read_resumable
+from allattn.training.environment import environment
+from allattn.training.language_task import LanguageTask
+from allattn.training.loading import build_model
+from allattn.training.loggers import finish_loggers, log_result, make_loggers
+from allattn.training.run_folder import RunFolder, is_first_process, open_run_folder
+from allattn.training.runner import fit, scoring_device
+from allattn.training.scoring import score_split
+
+WAIT = timedelta(minutes=30)  # for the first process, as torch's processes wait for each other
+LOOK_AGAIN_SECONDS = 0.2
+
+
+Settings = TypeVar("Settings", bound=RunSettings)
+
+
+class Run(Generic[Settings]):
+    """An open run: `begin` it on a text, `start_logging`, `fit`, `score`, `conclude`.
+
+    Attributes:
+        settings: of the run.
+        folder: where its files are.
+        phases: that its checkpoints may be of.
+        corpus: its text, once begun.
+        record: what every checkpoint says of text and origin, once begun.
+        state: the checkpoint that it goes on from; None before the first one.
+        loggers: where rows of metrics go, once logging has started.
+    """
+
+    corpus: Corpus
+    record: dict[str, Any]
+    loggers: list[Logger]
+
+    def __init__(self, settings: Settings, folder: RunFolder, phases: tuple[Phase, ...]) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.phases = phases
+        self.state: dict[str, Any] | None = None
+        self._began = time.time()
+        self._open = ExitStack()
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done in `state`."""
+        return 0 if self.state is None else self.state["allattn"]["step"]
+
+    def begin(self, corpus: Corpus, record: dict[str, Any]) -> None:
+        """Take the text, read the last checkpoint if there is one, and write the vocabulary beside it.
+
+        Raises:
+            InputError: the text is too short, or the checkpoint belongs to another stage, text or vocabulary.
+        """
+        schedule = self.settings.schedule
+        tokens = {split: encoded.tokens for split, encoded in corpus.splits.items()}
+        check_lengths(tokens, schedule.batch_size, schedule.segment_length)
+        if self.folder.last.exists():
+            self.state = read_resumable(self.folder.last)
+            self._check_state(self.state["allattn"], corpus)
+        if is_first_process():
+            save_tokenizer(corpus.tokenizer, self.folder.tokenizer)
+        self.corpus, self.record = corpus, record
+
+    def start_logging(self) -> None:
+        """Open metrics.csv and the W&B run, which end with this run."""
+        settings = self.settings
+        about = plain(settings) | {"environment": environment(), "corpus": corpus_record(self.corpus)}
+        self.loggers = make_loggers(
+            settings.logger, self.folder.path, settings.name, settings.stage, settings.tags, about, self.step
+        )
+        self._open.enter_context(finish_loggers(self.loggers))
+
+    def saved_model(self) -> AllAttentionLM:
+        """The model of `state`, with all its heads."""
+        assert self.state is not None
+        config = model_config_from_dict(self.state["allattn"]["model"])
+        return build_model(config, self.state["state_dict"], self.folder.last)
+
+    def task(self, model: AllAttentionLM, phase: Phase, gates: GatesConfig | None = None) -> LanguageTask:
+        """A task on `model` with this run's settings; its checkpoints keep what `state` knows of gates."""
+        settings, meta = self.settings, {} if self.state is None else self.state["allattn"]
+        history = {name: meta[name] for name in AFTER_GATES if name in meta}
+        return LanguageTask(
+            model,
+            settings.optimizer,
+            settings.schedule,
+            settings.seed,
+            settings.trainer.accumulation,
+            gates,
+            phase,
+            self.record | history,
+        )
+
+    def fit(self, task: LanguageTask, last_step: int) -> None:
+        """Train `task` from where the run stands to optimizer step `last_step`; last.ckpt holds it then."""
+        if self.step < last_step:
+            steps = range(self.step, last_step)
+            fit(task, self.corpus, self.folder, self.settings, self.loggers, steps)
+
+    def go_on_from(self, phase: Phase) -> None:
+        """Take up last.ckpt when it is of `phase`: the first process has written it, the others wait for it.
+
+        Raises:
+            InputError: the first process has not written it for half an hour.
+        """
+        until = time.monotonic() + WAIT.total_seconds()
+        while not self._stands_in(phase):
+            if time.monotonic() > until:
+                raise InputError(f"{self.folder.last}: the first process has not written it; start all again")
+            time.sleep(LOOK_AGAIN_SECONDS)
+
+    def score(self, model: AllAttentionLM) -> dict[str, Any]:
+        """What the result says of a model: sizes, and its scores on valid and test, on the run's device."""
+        settings = self.settings
+        model.to(scoring_device(settings.trainer))
+        scores = {
+            split: score_split(model, self.corpus, split, settings.eval, progress=settings.trainer.progress)
+            for split in ("valid", "test")
+        }
+        return model_record(model, scores)
+
+    def conclude(self, about: dict[str, Any], models: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """Write and print the result: what is true of every run, `about`, and the record of each model."""
+        settings = self.settings
+        result: dict[str, Any] = {
+            "stage": settings.stage,
+            "name": settings.name,
+            "group": settings.logger.group,
+            "tags": settings.tags,
+            "seed": settings.seed,
+            "environment": environment(),
+            **about,
+            "checkpoint": str(self.folder.last),
+            "corpus": corpus_record(self.corpus),
+            **models,
+            "wall_seconds": time.time() - self._began,
+        }
+        forget_artifact(self.folder.last)
+        log_result(self.loggers, result, self.folder.last, self.folder.tokenizer)
+        self.folder.write_result(result)  # the last: a kill before it repeats the rest
+        print_result(settings.name, result["corpus"], models)
+        return result
+
+    def _stands_in(self, phase: Phase) -> bool:
+        if not self.folder.last.exists():
+            return False
+        self.state = read_resumable(self.folder.last)
+        return self.state["allattn"]["phase"] == phase.value
+
+    def _check_state(self, meta: dict[str, Any], corpus: Corpus) -> None:
+        last = self.folder.last
+        wanted = [phase.value for phase in self.phases]
+        if meta["phase"] not in wanted:
+            raise InputError(
+                f"{last}: is of the phase {meta['phase']}, but this command goes on from "
+                f"{' or '.join(wanted)}; give this run another name="
+            )
+        for entry, now in (("tokenizer_hash", corpus.tokenizer_hash), ("fingerprint", corpus.fingerprint)):
+            if meta[entry] != now:
+                raise InputError(
+                    f"{last}: belongs to another text or vocabulary ({entry} differs): bring the old text "
+                    "back, or give this run another name="
+                )
+
+
+@contextmanager
+def open_run(settings: Settings, *phases: Phase) -> Iterator[Run[Settings]]:
+    """The run of these settings, its folder held; `phases` are those that its checkpoints may be of.
+
+    Raises:
+        InputError: as `open_run_folder`.
+    """
+    path = Path(settings.runs_folder).expanduser() / settings.name
+    held: AbstractContextManager[RunFolder] = nullcontext(RunFolder(path))  # the first holds it for all
+    if is_first_process():
+        held = open_run_folder(path, plain(settings), settings.resume is Resume.changed)
+    with held as folder:
+        run = Run(settings, folder, phases)
+        with run._open:
+            yield run
