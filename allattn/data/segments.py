@@ -26,6 +26,7 @@ class Segment(NamedTuple):
     targets: Tensor  # (b, T) int64: the token after each input, or NOT_SCORED
     group: int  # accumulation group: which streams, and so which memory
     starts_over: bool  # the texts begin here: memory must be emptied
+    first: Tensor | None = None  # (b,) int64, in evaluation: where each row's first target is in the text
 
 
 def stream_rows(streams: int, accumulation: int, group: int, rank: int, world_size: int) -> range:
@@ -249,4 +250,5 @@ def _row_segment(ids: Ids, rows: list[EvaluationRow], begin: int, width: int) ->
         inputs[i, : end - first] = ids[first - 1 : end - 1]
         scored = min(max(first, row.scored), end)
         targets[i, scored - first : end - first] = ids[scored:end]
-    return Segment(torch.from_numpy(inputs), torch.from_numpy(targets), 0, starts_over=begin == 0)
+    places = torch.tensor([row.first + begin for row in rows])
+    return Segment(torch.from_numpy(inputs), torch.from_numpy(targets), 0, begin == 0, places)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 
 import torch
@@ -16,8 +16,11 @@ from allattn.data.segments import NOT_SCORED, EvaluationStream, Segment, WindowS
 from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM
 from allattn.training.config import EvaluationConfig, EvaluationMode
+from allattn.training.tally import ByArticle, Tally
 
-_NOTHING = Segment(torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), NOT_SCORED), 0, starts_over=True)
+_NOTHING = Segment(
+    torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), NOT_SCORED), 0, True, torch.zeros(1).long()
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,15 @@ class Score:
     nats: float
     tokens: int
     words: int | None = None  # words that the scored tokens spell, where a token is not a word
+    unseen_nats: float = 0.0  # of tokens whose word the vocabulary lacks
+    unseen_tokens: int = 0
+    articles: ByArticle | None = field(default=None, compare=False)  # the same nats; None: not asked for
+
+    @property
+    def seen(self) -> "Score | None":
+        """The score without the tokens of unseen words; None where no others were scored."""
+        tokens = self.tokens - self.unseen_tokens
+        return Score(self.nats - self.unseen_nats, tokens) if tokens else None
 
     @property
     def loss(self) -> float:
@@ -55,7 +67,7 @@ def score(
     segments: Iterable[Segment],
     multipliers: list[Tensor] | None = None,
     memory_length: int | None = None,
-    words: int | None = None,
+    tally: Tally | None = None,
     progress: bool = False,
 ) -> Score:
     """Score the segments in order with memory, in evaluation mode.
@@ -65,7 +77,7 @@ def score(
         segments: evaluation rows; a negative target is not scored.
         multipliers: per layer (h,), the deterministic gates' s_g * g_i; None = no gates.
         memory_length: M in evaluation; None = the model's.
-        words: words after the text's first, where tokens are not words.
+        tally: of the segments' text, not used before; None = no sums by article.
         progress: show a bar on standard error.
     """
     device = model.positions.table.device
@@ -82,8 +94,12 @@ def score(
             losses, memory = model(segment.inputs.to(device), targets, memory, multipliers, memory_length)
             nats += float(losses.cpu().double().sum())
             tokens += int((targets >= 0).sum())
+            if tally is not None:
+                tally.add(segment, losses)
     model.train(training)
-    return Score(nats, tokens, words)
+    if tally is None:
+        return Score(nats, tokens)
+    return Score(nats, tokens, None, tally.unseen_nats, tally.unseen_tokens, tally.articles)
 
 
 def score_split(
@@ -97,19 +113,24 @@ def score_split(
     progress: bool = False,
 ) -> Score:
     """Score one split of a corpus as the settings say; with several processes each scores its share."""
+    encoded = corpus.splits[split]
     stream = evaluation_stream(model.config, corpus, split, settings, rank, world_size)
-    words = corpus.splits[split].words - 1  # the text's first word is not scored
     missing = _missing(model, len(stream)) if world_size > 1 else 0
     segments = chain(stream, repeat(_NOTHING, missing)) if missing else stream
-    own = score(model, segments, multipliers, settings.memory_length, words, progress)
-    if world_size == 1:
-        return own
-    device = model.positions.table.device
-    nats = torch.tensor(own.nats, dtype=torch.float64, device=device)
-    tokens = torch.tensor(own.tokens, dtype=torch.int64, device=device)
-    for total in (nats, tokens):
+    own = score(model, segments, multipliers, settings.memory_length, Tally(encoded), progress)
+    own = replace(own, words=encoded.words - 1)  # the text's first word is not scored
+    return own if world_size == 1 else _of_all_processes(own, model.positions.table.device)
+
+
+def _of_all_processes(own: Score, device: torch.device) -> Score:
+    assert own.articles is not None
+    floats = torch.tensor([own.nats, own.unseen_nats, *own.articles.nats], dtype=torch.float64, device=device)
+    counts = torch.tensor([own.tokens, own.unseen_tokens, *own.articles.tokens], device=device)
+    for total in (floats, counts):
         dist.all_reduce(total)
-    return Score(float(nats), int(tokens), words)
+    (nats, unseen_nats), (tokens, unseen_tokens) = floats[:2].tolist(), counts[:2].tolist()
+    articles = replace(own.articles, nats=floats[2:].cpu().numpy(), tokens=counts[2:].cpu().numpy())
+    return Score(nats, tokens, own.words, unseen_nats, unseen_tokens, articles)
 
 
 def _missing(model: AllAttentionLM, segments: int) -> int:

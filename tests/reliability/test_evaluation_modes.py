@@ -33,7 +33,9 @@ def model(random_model: Models) -> AllAttentionLM:
 
 
 def scored(model: AllAttentionLM, ids: np.ndarray[Any, Any] = IDS, **evaluation: Any) -> Score:
-    corpus: Any = SimpleNamespace(splits={"valid": SimpleNamespace(ids=ids, words=len(ids))})
+    corpus: Any = SimpleNamespace(
+        splits={"valid": SimpleNamespace(ids=ids, words=len(ids), articles=[], unseen=[])}
+    )
     return score_split(model, corpus, "valid", EvaluationConfig(**evaluation))
 
 

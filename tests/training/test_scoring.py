@@ -1,9 +1,11 @@
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from allattn.training.config import EvaluationConfig, EvaluationMode
 from allattn.training.scoring import Score, score, score_split
 
 Models = Callable[..., AllAttentionLM]
+EPS = np.finfo(np.float64).eps
 IDS = np.random.default_rng(0).integers(0, 50, 97).astype(np.int32)
 
 
@@ -41,9 +44,12 @@ def segments(*counts: int) -> Iterator[Segment]:
         yield Segment(torch.zeros(1, 4, dtype=torch.long), targets, 0, index == 0)
 
 
-def corpus(ids: np.ndarray[Any, Any], words: int) -> Any:
+def corpus(
+    ids: np.ndarray[Any, Any], words: int, articles: Sequence[int] = (), unseen: Sequence[int] = ()
+) -> Any:
     """What scoring reads of a corpus."""
-    return SimpleNamespace(splits={"valid": SimpleNamespace(ids=ids, words=words)})
+    split = SimpleNamespace(ids=ids, words=words, articles=np.array(articles), unseen=np.array(unseen))
+    return SimpleNamespace(splits={"valid": split})
 
 
 def test_perplexity_is_exp_of_nats_over_tokens() -> None:
@@ -120,7 +126,7 @@ def test_processes_with_unequal_shares_add_up(
     world_size: int,
 ) -> None:
     model = random_model(torch.float64)
-    text = corpus(IDS, 60)
+    text = corpus(IDS, 60, [2, 30, 31, 70], [0, 5, 30, 40, 96])
     settings = EvaluationConfig(rows=rows, segment_length=5, mode=mode, context=9, stride=20)
     alone = score_split(model, text, "valid", settings)
 
@@ -131,7 +137,11 @@ def test_processes_with_unequal_shares_add_up(
     others = [share(rank, lambda total: None) for rank in range(1, world_size)]
 
     def add_others(total: Tensor) -> None:
-        total += sum(other.nats if total.is_floating_point() else other.tokens for other in others)
+        for other in others:
+            if total.is_floating_point():
+                total += torch.tensor([other.nats, other.unseen_nats, *other.articles.nats])
+            else:
+                total += torch.tensor([other.tokens, other.unseen_tokens, *other.articles.tokens])
 
     together = share(0, add_others)
     own = together.tokens - sum(other.tokens for other in others)
@@ -139,6 +149,52 @@ def test_processes_with_unequal_shares_add_up(
     assert together.tokens == alone.tokens == 96
     assert together.words == alone.words == 59
     assert together.nats == pytest.approx(alone.nats, rel=1e-12)
+    assert together.unseen_tokens == alone.unseen_tokens == 4
+    assert together.unseen_nats == pytest.approx(alone.unseen_nats, rel=1e-12)
+    assert together.articles is not None
+    assert alone.articles is not None
+    assert together.articles.tokens.tolist() == alone.articles.tokens.tolist() == [29, 1, 39, 27]
+    np.testing.assert_allclose(together.articles.nats, alone.articles.nats, rtol=1e-12)
+
+
+def losses_by_place(model: AllAttentionLM) -> npt.NDArray[np.float64]:
+    """(97,) -log p of every token of IDS in one pass; 0 for the first."""
+    ids = torch.from_numpy(IDS.astype(np.int64)).unsqueeze(0)
+    with torch.no_grad():
+        nats, _ = model(ids[:, :-1], ids[:, 1:], model.empty_memory(1))
+    return np.concatenate([[0.0], nats[0].numpy()])
+
+
+@pytest.mark.parametrize("mode", EvaluationMode, ids=str)
+def test_nats_by_article_and_of_unseen_words(random_model: Models, mode: EvaluationMode) -> None:
+    """Against a loop over the text's tokens; the first token is not scored, though it is an unseen word."""
+    model, bounds, unseen = random_model(torch.float64), [2, 30, 31, 70], [0, 5, 30, 40, 96]
+    settings = EvaluationConfig(rows=3, segment_length=5, mode=mode, context=96, stride=20)
+    result = score_split(model, corpus(IDS, len(IDS), bounds, unseen), "valid", settings)
+    losses = losses_by_place(model)
+    assert result.articles is not None
+    assert result.articles.unit == "article"
+    expected = [losses[begin:end].sum() for begin, end in pairwise([0, *bounds[1:], len(IDS)])]
+    np.testing.assert_allclose(result.articles.nats, expected, rtol=1e-9)
+    assert result.unseen_nats == pytest.approx(losses[unseen].sum(), rel=1e-9)
+    assert result.articles.tokens.tolist() == [29, 1, 39, 27]
+    assert result.articles.nats.sum() == pytest.approx(result.nats, rel=96 * EPS, abs=0)
+    assert result.unseen_tokens == 4
+    assert result.seen == Score(result.nats - result.unseen_nats, 92)
+
+
+def test_a_text_without_titles_is_scored_by_blocks_of_a_thousand_tokens(random_model: Models) -> None:
+    ids = np.resize(IDS, 2_500)
+    settings = EvaluationConfig(rows=7, segment_length=20)
+    result = score_split(random_model(torch.float64), corpus(ids, len(ids)), "valid", settings)
+    assert result.articles is not None
+    assert result.articles.unit == "block"
+    assert result.articles.tokens.tolist() == [999, 1000, 500]
+    assert result.articles.nats.sum() == pytest.approx(result.nats, rel=2_500 * EPS, abs=0)
+
+
+def test_nothing_is_left_where_every_word_is_unseen() -> None:
+    assert Score(4.0, 2, None, 4.0, 2).seen is None
 
 
 def test_windows_read_their_context_afresh(random_model: Models) -> None:
