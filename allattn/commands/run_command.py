@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from allattn.errors import InputError, Interrupted
+from allattn.training.signals import hand_on
 
 BAD_INPUT = 2  # exit status
 
@@ -47,7 +48,8 @@ def run_command(
                 name_job(config, swept)
             return job(config)
         except Interrupted as error:
-            print(error, file=sys.stderr)
+            print(error, file=sys.stderr, flush=True)
+            hand_on(error.number)
             raise SystemExit(128 + error.number) from None
         except Exception as error:
             if HydraConfig.get().mode == RunMode.MULTIRUN:

@@ -15,8 +15,9 @@ from allattn.settings import PretrainSettings
 from allattn.stages.run import open_run
 from allattn.training.checkpoint_text import text_record
 from allattn.training.loading import load_model
-from allattn.training.run_folder import is_first_process, result_line
+from allattn.training.run_folder import result_line
 from allattn.training.runner import check_precision
+from allattn.training.world import is_first_process
 
 
 def pretrain(settings: PretrainSettings) -> dict[str, Any]:

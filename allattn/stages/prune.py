@@ -30,9 +30,10 @@ from allattn.training.config import EvaluationMode, check_distances
 from allattn.training.cutting import cut_checkpoint, freeze_plan
 from allattn.training.loading import build_model, checked_tokenizer, load_model
 from allattn.training.loggers import wandb_runs
-from allattn.training.run_folder import is_first_process, result_line
+from allattn.training.run_folder import result_line
 from allattn.training.runner import check_precision, scoring_device
 from allattn.training.scoring import evaluation_stream
+from allattn.training.world import is_first_process
 
 TIMED_SEGMENTS = 4
 

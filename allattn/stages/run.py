@@ -26,9 +26,10 @@ from allattn.training.environment import environment
 from allattn.training.language_task import LanguageTask
 from allattn.training.loading import build_model
 from allattn.training.loggers import finish_loggers, log_result, make_loggers
-from allattn.training.run_folder import RunFolder, is_first_process, open_run_folder
+from allattn.training.run_folder import RunFolder, open_run_folder
 from allattn.training.runner import fit, scoring_device
 from allattn.training.scoring import score_split
+from allattn.training.world import is_first_process, joined
 
 WAIT = timedelta(minutes=30)  # for the first process, as torch's processes wait for each other
 LOOK_AGAIN_SECONDS = 0.2
@@ -190,13 +191,14 @@ def open_run(settings: Settings, *phases: Phase) -> Iterator[Run[Settings]]:
     """The run of these settings, its folder held; `phases` are those that its checkpoints may be of.
 
     Raises:
-        InputError: as `open_run_folder`.
+        InputError: as `joined` and `open_run_folder`.
     """
     path = Path(settings.runs_folder).expanduser() / settings.name
     held: AbstractContextManager[RunFolder] = nullcontext(RunFolder(path))  # the first holds it for all
-    if is_first_process():
-        held = open_run_folder(path, plain(settings), settings.resume is Resume.changed)
-    with held as folder:
-        run = Run(settings, folder, phases)
-        with run._open:
-            yield run
+    with joined(settings.trainer):
+        if is_first_process():
+            held = open_run_folder(path, plain(settings), settings.resume is Resume.changed)
+        with held as folder:
+            run = Run(settings, folder, phases)
+            with run._open:
+                yield run

@@ -13,8 +13,8 @@ from lightning.pytorch.loggers import Logger
 from allattn.training.config import LoggerConfig, WandbMode
 from allattn.training.flat_names import flat
 from allattn.training.metrics import CsvMetrics
-from allattn.training.run_folder import is_first_process
 from allattn.training.wandb_run import WandbRun, check_login
+from allattn.training.world import is_first_process
 
 
 def make_loggers(

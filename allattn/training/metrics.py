@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.utilities import rank_zero_only
 
 from allattn.errors import InputError
 from allattn.files import naming, write_atomically
@@ -43,11 +42,9 @@ class CsvMetrics(Logger):
         """The rows so far with the values that were logged."""
         return [{name: _value(name, text) for name, text in row.items()} for row in self._rows]
 
-    @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """The configuration is in config.yaml, not here."""
 
-    @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Append one row; a metric never seen before adds a column."""
         row = {"step": str(step)} | {name: str(value) for name, value in metrics.items()}
@@ -60,7 +57,6 @@ class CsvMetrics(Logger):
             with naming(self.path), self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self._columns, restval="").writerow(row)
 
-    @rank_zero_only
     def _rewrite(self) -> None:
         text = io.StringIO()
         writer = csv.DictWriter(text, self._columns, restval="")

@@ -5,7 +5,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, NoReturn
 
 import lightning as L
@@ -28,6 +27,7 @@ from allattn.training.language_task import LanguageTask
 from allattn.training.run_folder import RunFolder
 from allattn.training.scoring import Score
 from allattn.training.sharding import is_finite
+from allattn.training.signals import StopSignals
 
 MOST_SKIPPED = 24  # in a row: fp16's loss scale begins at 2**16 and is halved each time
 
@@ -77,6 +77,7 @@ class BetweenSteps(Callback):
     """Logs every `log_interval` steps, scores the validation split, and keeps last.ckpt and best.ckpt.
 
     Args:
+        signals: that tell the run to stop.
         folder: the run folder.
         evaluate: scores the validation split with the task's model as it is.
         last_step: optimizer step at which this fit ends; it is always evaluated and saved.
@@ -88,6 +89,7 @@ class BetweenSteps(Callback):
 
     def __init__(
         self,
+        signals: StopSignals,
         folder: RunFolder,
         evaluate: Callable[[LanguageTask], Score],
         last_step: int,
@@ -96,6 +98,7 @@ class BetweenSteps(Callback):
         checkpoint_interval: int,
         tokens_per_step: int,
     ) -> None:
+        self.signals = signals
         self.folder = folder
         self.evaluate = evaluate
         self.last_step = last_step
@@ -103,28 +106,14 @@ class BetweenSteps(Callback):
         self.evaluation_interval = evaluation_interval
         self.checkpoint_interval = checkpoint_interval
         self.tokens_per_step = tokens_per_step
-        self.stop_signal: int | None = None
-        self._handlers: dict[int, Any] = {}
         self._step = -1
         self._skipped = 0  # updates in a row whose gradient was not finite
         self._timed_from = (0.0, 0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Let SIGTERM and Ctrl-C stop at the next step's end."""
+        """Count steps and time from here."""
         self._step = trainer.global_step
         self._timed_from = (time.perf_counter(), self._step)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._handlers[number] = signal.signal(number, self._on_signal)
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Give the signals back."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.stop_signal is not None:
-            raise KeyboardInterrupt  # the second one does not wait
-        self.stop_signal = number
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -166,7 +155,7 @@ class BetweenSteps(Callback):
         if evaluates:
             self._timed_from = (time.perf_counter(), step)
         if stopping:
-            self.stop_signal = self.stop_signal or signal.SIGTERM  # another process may have been told
+            self.signals.received = self.signals.received or signal.SIGTERM  # another process was told
             trainer.should_stop = True
 
     def _training_row(self, task: LanguageTask, step: int) -> dict[str, float]:
@@ -184,7 +173,7 @@ class BetweenSteps(Callback):
 
     def _stopping(self, trainer: L.Trainer) -> bool:
         """Whether any process was told to stop."""
-        told = self.stop_signal is not None
+        told = self.signals.received is not None
         return bool(trainer.strategy.reduce_boolean_decision(told, all=False))
 
     def _check_finite(self, trainer: L.Trainer, task: LanguageTask, step: int) -> None:

@@ -1,7 +1,6 @@
 """One folder per run: who may write to it, and whether a start is a first one, goes on, or is done."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,13 +60,6 @@ class RunFolder:
     def write_result(self, result: dict[str, Any]) -> None:
         """Write result.json; its presence says that the run is done."""
         write_atomically(self.result, json.dumps(result, indent=2) + "\n")
-
-
-def is_first_process() -> bool:
-    """Whether this process writes files; Lightning tells the others their rank through the environment."""
-    return not any(
-        os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-    )
 
 
 def result_line(folder: RunFolder, result: dict[str, Any]) -> str:

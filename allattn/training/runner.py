@@ -1,12 +1,14 @@
 """One fit with Lightning: from a task (and perhaps a checkpoint) to a given optimizer step."""
 
 import logging
+import signal
 import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -21,18 +23,26 @@ from allattn.training.progress import BetweenSteps, StepBar
 from allattn.training.run_folder import RunFolder
 from allattn.training.scoring import Score, score_split
 from allattn.training.sharding import ShardedStrategy
+from allattn.training.signals import StopSignals
 
-# Lightning's remarks about loaders that are not DataLoaders and about its own logging, which is not used.
-_BESIDE_THE_POINT = ".*(not resumable|many workers|logging interval|LeafSpec|`log_every_n_steps`).*"
+# Lightning's remarks about loaders that are not DataLoaders, about its own logging, which is not used, and
+# about Slurm's srun, which is one of several ways to start a run.
+_BESIDE_THE_POINT = ".*(not resumable|many workers|logging interval|LeafSpec|`log_every_n_steps`|`srun`).*"
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
 
 
 def _trainer(**settings: Any) -> L.Trainer:
-    """Lightning's Trainer; hardware that is not there is bad input."""
+    """Lightning's Trainer; hardware that is not there is bad input.
+
+    It is told what it would otherwise find out by itself from the environment (see `world`), queues nothing
+    again, and listens to no signal: between its own listening and ours one would end the run as if finished.
+    """
     try:
-        return L.Trainer(**settings)
+        trainer = L.Trainer(**settings)
     except (MisconfigurationException, ValueError) as error:
         raise InputError(f"trainer settings do not fit this machine: {first_line(error)}") from error
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    return trainer
 
 
 def _strategy(trainer_config: TrainerConfig) -> Strategy | str:
@@ -103,7 +113,9 @@ def fit(
         gates = running.decided_multipliers()
         return score_split(running.model, corpus, "valid", evaluation, gates, rank, world_size)
 
+    signals = StopSignals()
     between = BetweenSteps(
+        signals,
         folder,
         evaluate,
         last_step,
@@ -123,7 +135,8 @@ def fit(
         max_epochs=-1,
         logger=list(loggers),
         callbacks=[between, StepBar(start, last_step)] if trainer_config.progress else [between],
-        plugins=[AtomicCheckpointIO()],
+        plugins=[AtomicCheckpointIO(), LightningEnvironment()],
+        default_root_dir=folder.path / "lightning",  # never made: what Lightning looks for is not there
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -147,10 +160,14 @@ def fit(
         trainer.global_rank,
         trainer.world_size,
     )
-    with warnings.catch_warnings():
+    with signals, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_BESIDE_THE_POINT)
         try:
             trainer.fit(task, stream, ckpt_path=folder.last if start else None, weights_only=True)
+        except SystemExit:  # the second signal: the processes that this one started end with it
+            if trainer.strategy.launcher is not None:
+                trainer.strategy.launcher.kill(signal.SIGKILL)
+            raise
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -161,9 +178,9 @@ def fit(
                 f"schedule.batch_size={schedule.batch_size} or schedule.segment_length="
                 f"{schedule.segment_length}{asked}; {folder.last_saved()}"
             ) from error
-    if between.stop_signal is not None:
+    if signals.received is not None:
         raise Interrupted(
-            between.stop_signal,
-            f"stopped by signal {between.stop_signal} at step {trainer.global_step} and saved in "
+            signals.received,
+            f"stopped by signal {signals.received} at step {trainer.global_step} and saved in "
             f"{folder.last}; the same command goes on from there",
         )

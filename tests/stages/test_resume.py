@@ -1,7 +1,9 @@
 """An interrupted run that goes on is bit for bit the uninterrupted one, dropout and gate noise included."""
 
 import itertools
+import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ import torch
 
 from allattn.errors import InputError
 from allattn.model.language_model import AllAttentionLM
-from allattn.training import progress, runner
+from allattn.training import runner
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.run_folder import RunFolder
 from allattn.training.scoring import Score
+from allattn.training.signals import STOPS, hand_on
 
 Rows = Callable[[RunFolder], list[dict[str, str]]]
 # Lightning's own bookkeeping of batches; an uninterrupted run counts it otherwise than a resumed one.
@@ -154,20 +157,53 @@ def test_scores_of_the_uncut_model_do_not_count_after_the_freeze(
     assert best["step"] == 6, "the first scoring after the freeze at step 5"
 
 
-def test_second_signal_does_not_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    between = progress.BetweenSteps(RunFolder(tmp_path), lambda task: Score(1.0, 1), 1, 1, 1, 1, 1)
-    between._on_signal(signal.SIGTERM, None)
-    assert between.stop_signal == signal.SIGTERM
-    with pytest.raises(KeyboardInterrupt):
-        between._on_signal(signal.SIGTERM, None)
+@pytest.mark.parametrize("number", STOPS)
+def test_every_stop_signal_saves_and_is_given_back(runs: Any, stop: Any, number: signal.Signals) -> None:
+    heard: list[int] = []
+    before = signal.signal(number, lambda got, frame: heard.append(got))
+    try:
+        settings = runs.pretraining("signals", schedule__steps=3)
+        stop.by_signal(lambda: runs.run(settings), 2, number)
+        assert heard == []
+        hand_on(number)
+        assert heard == [number], "the listener from before the run, afterwards"
+    finally:
+        signal.signal(number, before)
+    assert read_checkpoint(runs.at(settings).last)["allattn"]["step"] == 2
 
 
-def test_signals_are_given_back_after_a_run(runs: Any, stop: Any) -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    settings = runs.pretraining("signals", schedule__steps=3)
-    stop.by_signal(lambda: runs.run(settings), 2)
-    runs.run(settings)
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+def test_a_second_signal_ends_the_run_at_once(runs: Any, stop: Any) -> None:
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    settings = runs.pretraining("twice")
+    with stop.acting_in_step(2, twice), pytest.raises(SystemExit) as end:
+        runs.run(settings)
+    assert end.value.code == 128 + signal.SIGHUP
+    assert not runs.at(settings).last.exists(), "checkpoints come every third step"
+
+
+def test_an_ignored_signal_stays_ignored(runs: Any, stop: Any) -> None:
+    """As nohup and a background job's shell ask."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        settings = runs.pretraining("ignored", schedule__steps=3)
+        with stop.acting_in_step(2, lambda: os.kill(os.getpid(), signal.SIGHUP)):
+            assert runs.run(settings).result.exists()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_thread_runs_without_signals(runs: Any) -> None:
+    """As W&B's sweep agents call a run."""
+    folders: list[RunFolder] = []
+    thread = threading.Thread(
+        target=lambda: folders.append(runs.run(runs.pretraining("thread", schedule__steps=3)))
+    )
+    thread.start()
+    thread.join()
+    assert folders[0].result.exists()
 
 
 def make_loss_infinite(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from allattn.training.optimizers import clip_gradients
 from allattn.training.progress import MOST_SKIPPED, BetweenSteps
 from allattn.training.run_folder import RunFolder, open_run_folder
 from allattn.training.scoring import Score
+from allattn.training.signals import StopSignals
 
 Rows = Callable[[RunFolder], list[dict[str, str]]]
 
@@ -71,7 +72,7 @@ class Fp16:
 
 def test_fp16_may_skip_some_updates(tmp_path: Path) -> None:
     """The loss scale is being found; a gradient that stays infinite is named all the same."""
-    between = BetweenSteps(RunFolder(tmp_path), lambda task: Score(1.0, 1), 1, 1, 1, 1, 1)
+    between = BetweenSteps(StopSignals(), RunFolder(tmp_path), lambda task: Score(1.0, 1), 1, 1, 1, 1, 1)
 
     class Task:
         def __init__(self, norm: float, loss: float = 1.0) -> None:

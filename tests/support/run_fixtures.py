@@ -179,12 +179,14 @@ class Crash(Exception):
 class Stop:
     """Ways to end a run early."""
 
-    def by_signal(self, run: Callable[[], Any], step: int) -> None:
-        """SIGTERM during optimizer step `step`; the run saves itself."""
-        with _in_step(step, lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(Interrupted) as stop:
+    def by_signal(self, run: Callable[[], Any], step: int, number: signal.Signals = signal.SIGTERM) -> None:
+        """A signal during optimizer step `step`; the run saves itself."""
+        with _in_step(step, lambda: os.kill(os.getpid(), number)), pytest.raises(Interrupted) as stop:
             run()
         assert f"at step {step}" in str(stop.value)
-        assert stop.value.number == signal.SIGTERM
+        assert stop.value.number == number
+
+    acting_in_step = staticmethod(_in_step)
 
     def by_crash(self, run: Callable[[], Any], step: int) -> None:
         """An exception during optimizer step `step`."""
