@@ -32,7 +32,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="minutes long or gigabytes large; run with --slow"))
 
 
-NO_DROPOUT = {f"{name}_dropout": 0.0 for name in ("attention", "projection", "input", "output", "word")}
+NO_DROPOUT = {
+    f"{name}_dropout": 0.0 for name in ("attention", "projection", "feed_forward", "input", "output", "word")
+}
 
 
 def _tiny_config(**changes: Any) -> ModelConfig:

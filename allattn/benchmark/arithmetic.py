@@ -18,13 +18,14 @@ class ForwardProducts:
 
     core: int  # scores and values of the attention cores
     projections: int  # q, k, v, position and output projections
+    feed_forward: int
     softmax: int
     embedding: int
 
     @property
     def layers(self) -> int:
         """Of the stack of layers."""
-        return self.core + self.projections
+        return self.core + self.projections + self.feed_forward
 
     @property
     def total(self) -> int:
@@ -47,7 +48,10 @@ def forward_products(config: ModelConfig, ids: Tensor, targets: Tensor) -> Forwa
     heads = config.heads_kept_total
     core = heads * c * rows * queries * (3 * keys + 2 * config.persistent_vectors)
     projections = heads * c * config.width * (2 * rows * queries + 2 * rows * keys + keys)
-    return ForwardProducts(core, projections, _softmax(config, targets), _embedding(config, ids))
+    feed_forward = config.layers * rows * queries * 2 * config.width * config.feed_forward
+    return ForwardProducts(
+        core, projections, feed_forward, _softmax(config, targets), _embedding(config, ids)
+    )
 
 
 def training_products(forward: int) -> int:

@@ -74,7 +74,8 @@ def _machine(device: torch.device) -> dict[str, Any]:
 def _multiply_adds(config: BenchmarkConfig) -> dict[str, int]:
     segment = text(config, config.model).micro_batch(0)
     forward = forward_products(config.model, segment.inputs, segment.targets)
-    parts = {name: getattr(forward, name) for name in ("core", "projections", "softmax", "embedding")}
+    names = ("core", "projections", "feed_forward", "softmax", "embedding")
+    parts = {name: getattr(forward, name) for name in names}
     return {**parts, "layers": forward.layers, "total": forward.total}
 
 

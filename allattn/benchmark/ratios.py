@@ -37,7 +37,7 @@ def _rates(products: list[Record], multiply_adds: Record) -> Record:
     found = {"by_name": by_name, "best": best, "multiply_adds_per_second": by_name[best]}
     core = ["scores", "values", "gradient of keys or values"]  # a third of the core's training each
     if all(name in by_name for name in core):
-        seconds = 3 * multiply_adds["projections"] / by_name["projection"]
+        seconds = 3 * (multiply_adds["projections"] + multiply_adds["feed_forward"]) / by_name["projection"]
         seconds += sum(multiply_adds["core"] / by_name[name] for name in core)
         found["products_alone"] = training_products(multiply_adds["layers"]) / seconds / by_name[best]
     return found

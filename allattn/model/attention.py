@@ -1,8 +1,12 @@
-"""One All-attention layer: LayerNorm, attention over sequence and persistent vectors, residual sum.
+"""One layer: LayerNorm, attention over sequence and persistent vectors, residual sum; perhaps feed-forward.
 
 h_i = Softmax(Q_i [K_i, PK_i]^T / sqrt(c)) [V_i, PV_i]
 O   = s_g * sum_i g_i h_i WO_i
 x   = x + Dropout(O + bias)
+x   = x + Dropout(FeedForward(x))     where there is a feed-forward sublayer
+
+Persistent vectors without feed-forward are All-attention, feed-forward without persistent vectors is
+Transformer-XL (Dai et al.). Heads, gates and memory are the same in both.
 
 B batch rows, T queries, S = memory + T keys, d width, h heads present (0..H), c = d / H, N persistent
 """
@@ -15,11 +19,15 @@ from torch import Tensor, nn
 
 from allattn.model.config import ModelConfig
 from allattn.model.cores.core import Core, attend
-from allattn.model.initial import normal_
+from allattn.model.feed_forward import FeedForward
+from allattn.model.initial import UnfilledLinear, normal_
 
 
 class AllAttention(nn.Module):
-    """A layer with any number of heads from 0 to H; the cut model is this class with smaller tensors."""
+    """A layer with any number of heads from 0 to H; the cut model is this class with smaller tensors.
+
+    The feed-forward sublayer belongs to no head and stays when all of them are gone.
+    """
 
     # Parameters that belong to the heads, and the axis along which the heads' blocks of c lie.
     HEAD_AXIS: ClassVar[dict[str, int]] = {
@@ -45,17 +53,18 @@ class AllAttention(nn.Module):
         self.core: Core = attend
         present = len(self.heads_kept) * self.head_width  # h * c
         self.norm = nn.LayerNorm(config.width)
-        self.query = _EmptyLinear(config.width, present)
-        self.key = _EmptyLinear(config.width, present)
-        self.value = _EmptyLinear(config.width, present)
-        self.position = _EmptyLinear(config.width, present)
-        self.output = _EmptyLinear(present, config.width)
+        self.query = UnfilledLinear(config.width, present, bias=False)
+        self.key = UnfilledLinear(config.width, present, bias=False)
+        self.value = UnfilledLinear(config.width, present, bias=False)
+        self.position = UnfilledLinear(config.width, present, bias=False)
+        self.output = UnfilledLinear(present, config.width, bias=False)
         self.bias = nn.Parameter(torch.zeros(config.width))
         self.content_bias = nn.Parameter(torch.zeros(present))  # u
         self.position_bias = nn.Parameter(torch.zeros(present))  # v
         self.persistent_keys = nn.Parameter(torch.empty(config.persistent_vectors, present))
         self.persistent_values = nn.Parameter(torch.empty(config.persistent_vectors, present))
         self.dropout = nn.Dropout(config.projection_dropout)
+        self.feed_forward = FeedForward(config) if config.feed_forward else None
         if not self.heads_kept:
             for name in self.NEEDS_HEADS:
                 self.get_parameter(name).requires_grad_(False)
@@ -93,8 +102,8 @@ class AllAttention(nn.Module):
             (B, T, d).
         """
         if not self.heads_kept:
-            return x + self.dropout(self.bias.to(x.dtype).expand_as(x))
-        batch, queries, _ = x.shape
+            return self.after_heads(x, None)
+        queries = x.shape[1]
         normed = self.norm(torch.cat([memory.to(x.dtype), x], dim=1))  # (B, S, d)
         by_head = (-1, self.head_width)
         z = self.core(
@@ -111,16 +120,23 @@ class AllAttention(nn.Module):
             key_scale=math.sqrt(self.head_width),
             value_scale=math.sqrt(len(self.persistent_values)),
         )  # (B, T, h, c)
-        z = z * (self.scale if multipliers is None else multipliers.unsqueeze(-1))
-        out = self.output(z.reshape(batch, queries, -1)) + self.bias
-        return x + self.dropout(out)
+        return self.after_heads(x, z, multipliers)
 
+    def after_heads(self, x: Tensor, z: Tensor | None, multipliers: Tensor | None = None) -> Tensor:
+        """The rest of the layer: sum of the heads, residual sum, feed-forward.
 
-class _EmptyLinear(nn.Linear):
-    """A bias-free linear map whose weight is left for the layer to fill (it may have no elements)."""
+        Args:
+            x: (..., d) the layer's input.
+            z: (..., h, c) the heads' outputs; None where the layer has no heads.
+            multipliers: as in `forward`.
 
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(in_features, out_features, bias=False)
-
-    def reset_parameters(self) -> None:
-        pass
+        Returns:
+            (..., d).
+        """
+        if z is None:
+            out = torch.zeros_like(x) + self.bias
+        else:
+            z = z * (self.scale if multipliers is None else multipliers.unsqueeze(-1))
+            out = self.output(z.flatten(-2)) + self.bias
+        x = x + self.dropout(out)
+        return x if self.feed_forward is None else x + self.dropout(self.feed_forward(x))

@@ -109,7 +109,7 @@ def _layer_step(layer: AllAttention, x: Tensor, kept: LayerCache, slot: int, dis
     The persistent keys' factor sqrt(c) and the scores' 1 / sqrt(c) cancel.
     """
     if not layer.heads_kept:
-        return x + layer.bias
+        return layer.after_heads(x, None)
 
     def by_head(x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, layer.head_width))
@@ -127,4 +127,4 @@ def _layer_step(layer: AllAttention, x: Tensor, kept: LayerCache, slot: int, dis
     z = torch.einsum("bhs,bhsc->bhc", on_sequence, kept.values[:, :, :seen])
     persistent_values = by_head(layer.persistent_values)
     z = z + torch.einsum("bhn,nhc->bhc", on_persistent, persistent_values) * math.sqrt(len(persistent_values))
-    return x + (layer.output(z.flatten(1) * layer.scale) + layer.bias)
+    return layer.after_heads(x, z)

@@ -7,9 +7,12 @@ Notation used in every model file:
 
 import math
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from allattn.errors import InputError, refuse_wrong_kinds
+
+ATTENTION_ALONE = "attention alone"  # neither persistent vectors nor a feed-forward sublayer
 
 
 @dataclass
@@ -20,7 +23,8 @@ class ModelConfig:
     layers: int = 16  # L
     width: int = 512  # d
     heads: int = 8  # H, the original head count of a layer; stays H after removal (it defines s_g)
-    persistent_vectors: int = 2048  # N per head; they take the feed-forward layer's place
+    persistent_vectors: int = 2048  # N per head; they take the feed-forward sublayer's place; 0 = none
+    feed_forward: int = 0  # F hidden units of the feed-forward sublayer; 0 = none
     memory_length: int = 192  # M positions before a query that it may see
     position_rows: int = 512  # rows of the relative-position table; distances 0..position_rows-1 exist
     same_length: bool = True  # each query sees exactly the M positions before it; False: all there are
@@ -28,6 +32,7 @@ class ModelConfig:
     div: int = 4  # each further frequency band is narrower by this factor
     attention_dropout: float = 0.2  # on the attention probabilities
     projection_dropout: float = 0.1  # on a layer's output before the residual sum
+    feed_forward_dropout: float = 0.1  # on the hidden units of the feed-forward sublayer
     input_dropout: float = 0.1  # on the embedding
     output_dropout: float = 0.1  # on the last layer's output
     word_dropout: float = 0.1  # whole word types of the input, embedding vector and all
@@ -40,6 +45,13 @@ class ModelConfig:
     def head_width(self) -> int:
         """c = d / H."""
         return self.width // self.heads
+
+    @property
+    def family(self) -> str:
+        """What the layers are called in the papers."""
+        if self.feed_forward:
+            return "All-attention with feed-forward" if self.persistent_vectors else "Transformer-XL"
+        return "All-attention" if self.persistent_vectors else ATTENTION_ALONE
 
     @property
     def band_ends(self) -> list[int]:
@@ -90,6 +102,21 @@ def model_config_from_dict(values: dict[str, Any]) -> ModelConfig:
     return config
 
 
+def refuse_another_model(saved: ModelConfig, wanted: ModelConfig, path: Path) -> None:
+    """Refuse to go on from a checkpoint whose model is not the one that the settings say.
+
+    Raises:
+        InputError: names both families and every size that differs.
+    """
+    old, new = saved.to_dict(), wanted.to_dict()
+    differing = [f"model.{name}: {old[name]} -> {new[name]}" for name in old if old[name] != new[name]]
+    if differing:
+        raise InputError(
+            f"{path}: holds another model ({saved.family}) than the settings say ({wanted.family}): "
+            f"{'; '.join(differing)}; give this run another name="
+        )
+
+
 def check_model(config: ModelConfig) -> None:
     """Refuse sizes that contradict each other.
 
@@ -102,14 +129,15 @@ def check_model(config: ModelConfig) -> None:
             raise InputError(f"model.{name}={getattr(config, name)}: must be at least 1")
     if config.vocabulary_size is not None and config.vocabulary_size < 1:
         raise InputError(f"model.vocabulary_size={config.vocabulary_size}: must be at least 1")
-    if config.persistent_vectors < 0:
-        raise InputError(f"model.persistent_vectors={config.persistent_vectors}: must not be negative")
+    for name in ("persistent_vectors", "feed_forward"):
+        if getattr(config, name) < 0:
+            raise InputError(f"model.{name}={getattr(config, name)}: must not be negative; 0 = none")
     if config.width % config.heads:
         raise InputError(
             f"model.width={config.width} is not divisible by model.heads={config.heads}: "
             "every head needs the same whole number of dimensions"
         )
-    for name in ("attention", "projection", "input", "output", "word"):
+    for name in ("attention", "projection", "feed_forward", "input", "output", "word"):
         value = getattr(config, f"{name}_dropout")
         if not 0 <= value < 1:
             raise InputError(f"model.{name}_dropout={value}: a dropout lies in [0, 1)")

@@ -27,7 +27,7 @@ def count_parameters(model: AllAttentionLM) -> ParameterCounts:
 
 
 def parameters_per_head(config: ModelConfig) -> int:
-    """What removing one head removes: its q, k, v, r, o blocks, u, v, PK and PV."""
+    """What removing one head removes: its q, k, v, r, o blocks, u, v, PK and PV (no feed-forward)."""
     width, c = config.width, config.head_width
     return 5 * width * c + 2 * c + 2 * config.persistent_vectors * c
 
@@ -41,11 +41,11 @@ def layer_multiply_adds(config: ModelConfig, layer: int) -> int:
     """Multiply-adds of one layer per token in evaluation with a full memory, keys and values cached.
 
     Per head: q, k, v, o projections 4 d c; scores and values over the M + 1 visible positions 2 (M + 1) c;
-    position scores (M + 1) c; persistent scores and values 2 N c.
+    position scores (M + 1) c; persistent scores and values 2 N c. The feed-forward sublayer: 2 d F.
     """
     c, visible = config.head_width, config.memory_length + 1
     per_head = 4 * config.width * c + 3 * visible * c + 2 * config.persistent_vectors * c
-    return config.heads_present[layer] * per_head
+    return config.heads_present[layer] * per_head + 2 * config.width * config.feed_forward
 
 
 def multiply_adds(config: ModelConfig) -> int:

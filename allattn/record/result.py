@@ -23,6 +23,7 @@ def model_record(model: AllAttentionLM, scores: dict[str, Score]) -> dict[str, A
     """Parameters, heads, multiply-adds and scores of one model."""
     config, counts = model.config, count_parameters(model)
     return {
+        "family": config.family,
         "parameters": {
             "layers": counts.layers,
             "embedding_side": counts.embedding_side,

@@ -7,7 +7,13 @@ import torch
 
 from allattn.data.corpus import Corpus, prepare
 from allattn.errors import InputError
-from allattn.model.config import ModelConfig, check_model
+from allattn.model.config import (
+    ATTENTION_ALONE,
+    ModelConfig,
+    check_model,
+    model_config_from_dict,
+    refuse_another_model,
+)
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.schedule import Phase
 from allattn.randomness import stream_seed
@@ -37,8 +43,11 @@ def pretrain(settings: PretrainSettings) -> dict[str, Any]:
         corpus = prepare(settings.data, settings.trainer.progress)
         run.begin(corpus, text_record(settings.data, corpus))
         config = _sized(settings.model, corpus)
-        if run.state is not None and run.state["allattn"]["model"] != config.to_dict():
-            raise InputError(f"{run.folder.last}: is of a model of other sizes; give this run another name=")
+        if run.state is not None:
+            saved_sizes = model_config_from_dict(run.state["allattn"]["model"])
+            refuse_another_model(saved_sizes, config, run.folder.last)
+        if config.family == ATTENTION_ALONE and is_first_process():
+            print("model.persistent_vectors=0 and model.feed_forward=0: the layers are attention alone")
         run.start_logging()
 
         torch.manual_seed(stream_seed(settings.seed, "weights"))

@@ -47,7 +47,13 @@ def made_up() -> dict[str, Any]:
             ]
             for p in ours
         },
-        "multiply_adds": {"layers": 2 * 10**9, "total": 3 * 10**9, "core": 10**9, "projections": 10**9},
+        "multiply_adds": {
+            "layers": 2 * 10**9,
+            "total": 3 * 10**9,
+            "core": 10**9,
+            "projections": 10**9,
+            "feed_forward": 0,
+        },
         "steps": {**dict.fromkeys(whole, times), **dict.fromkeys(parts, part)},
         "peak_bytes": {"training_step": peaks, "evaluation": peaks},
         "one_layer": {"heads": 8, "seconds": {"layers_training": one, "layers_inference": one}},

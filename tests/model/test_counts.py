@@ -1,9 +1,13 @@
 """Parameter counts of the paper's configuration (on the meta device) and of a small cut."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from support.reference import small_config
 
 from allattn.model.config import ModelConfig
@@ -14,10 +18,12 @@ from allattn.model.counts import (
     multiply_adds,
     parameters_per_head,
 )
-from allattn.model.language_model import AllAttentionLM
+from allattn.model.language_model import AllAttentionLM, sizes_only
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.gates import HeadGates
+from allattn.settings import register
 
+CONF = Path(__file__).parents[2] / "conf"
 PER_LAYER = [8, 0, 8, 3, 5, 0, 7, 1, 4, 6, 2, 8, 8, 5, 4, 3]  # 72 heads, unevenly
 
 
@@ -70,6 +76,53 @@ def test_72_of_128_heads() -> None:
         assert numel(layer) == 3_410_432 - (8 - kept) * 426_112
 
 
+def test_transformer_xl() -> None:
+    """A layer: 5 d^2 + 2 d (u, v) + d (bias) + 2 (2 d) (norms) + 2 d F + F + d; a head: 5 c d + 2 c."""
+    for width, hidden, layer, of_a_head, total in (
+        (512, 2048, 3_414_016, 163_968, 54_624_256),
+        (384, 1536, 1_921_536, 92_256, 30_744_576),
+    ):
+        model = paper_model(width=width, persistent_vectors=0, feed_forward=hidden)
+        norms_and_biases = 2 * width + width + 2 * 2 * width + hidden + width
+        assert layer == 5 * width**2 + 2 * width * hidden + norms_and_biases
+        assert [numel(each) for each in model.layers] == [layer] * 16
+        assert count_parameters(model).layers == 16 * layer == total
+        assert parameters_per_head(model.config) == of_a_head == 5 * width * (width // 8) + 2 * width // 8
+        assert head_parameters(model.layers[0]) == 8 * of_a_head
+
+
+def test_a_head_takes_no_feed_forward_parameters_with_it() -> None:
+    """72 of 128 heads of the dense Transformer-XL: 56 x 163,968 less, half of the paper's saving a head."""
+    model = paper_model(
+        persistent_vectors=0, feed_forward=2048, heads_kept=[list(range(n)) for n in PER_LAYER]
+    )
+    assert count_parameters(model).layers == 54_624_256 - 56 * 163_968 == 45_442_048
+    sublayer = 2 * 512 + 2 * 512 * 2048 + 2048 + 512
+    assert numel(model.layers[1]) == sublayer + 2 * 512 + 512  # no head left
+    assert numel(model.layers[1].feed_forward) == sublayer
+
+
+@pytest.mark.parametrize("name", ["small", "demo"])
+def test_rivals_have_the_sizes_of_the_models_that_they_stand_beside(name: str) -> None:
+    """The layers of conf/model's Transformer-XLs, within one per cent of All-attention's."""
+
+    register()
+
+    def layers(model: str, **changes: Any) -> int:
+        with initialize_config_dir(str(CONF), version_base=None):
+            composed = compose("train", [f"experiment={name}", f"model={model}", "name=counted"])
+        sizes = OmegaConf.to_object(composed.model)
+        assert isinstance(sizes, ModelConfig)
+        sizes.vocabulary_size = 10_000
+        return count_parameters(sizes_only(replace(sizes, **changes))).layers
+
+    dense = {"small": (1_134_336, 1_134_584), "demo": (86_976, 86_970)}[name]
+    assert (layers(name), layers(f"{name}_transformer_xl")) == dense
+    if name == "small":
+        half = layers("small", heads_kept=[[0, 2, 4, 6]] * 4)
+        assert (half, layers("small_transformer_xl_narrow")) == (568_320, 567_424)
+
+
 def test_gates_add_128_parameters_outside_the_model() -> None:
     model = paper_model()
     gates = HeadGates(GatesConfig(), [len(layer.heads_kept) for layer in model.layers], 8, [1.0] * 16)
@@ -95,7 +148,8 @@ def test_small_cut() -> None:
 
 @pytest.mark.parametrize("kept", [[[0, 1, 2, 3], [0, 1, 2, 3]], [[1], []]])
 def test_multiply_adds_follow_the_heads(kept: list[list[int]]) -> None:
-    """d 12, c 3, M 4, N 3 per head: 4 x 36 + 3 x 5 x 3 + 2 x 3 x 3 = 207."""
+    """d 12, c 3, M 4, N 3 per head: 4 x 36 + 3 x 5 x 3 + 2 x 3 x 3 = 207; F 7: 2 x 12 x 7 = 168 a layer."""
     config = small_config(heads_kept=kept)
     assert [layer_multiply_adds(config, layer) for layer in range(2)] == [207 * len(heads) for heads in kept]
     assert multiply_adds(config) == 207 * sum(map(len, kept))
+    assert multiply_adds(replace(config, feed_forward=7)) == 207 * sum(map(len, kept)) + 2 * 168

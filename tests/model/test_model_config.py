@@ -1,6 +1,7 @@
 """Refusals of the model's configuration and its round trip through plain values."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"position_rows": 0}, ["model.position_rows=0"]),
     ({"div": 0}, ["model.div=0"]),
     ({"persistent_vectors": -1}, ["model.persistent_vectors=-1"]),
+    ({"feed_forward": -1}, ["model.feed_forward=-1"]),
+    ({"feed_forward_dropout": 1.0}, ["model.feed_forward_dropout=1.0"]),
     ({"width": 10}, ["model.width=10", "model.heads=4"]),
     ({"attention_dropout": 1.0}, ["model.attention_dropout=1.0"]),
     ({"projection_dropout": -0.1}, ["model.projection_dropout=-0.1"]),
@@ -56,6 +59,8 @@ def test_contradictions_are_refused_by_name(changes: dict[str, Any], named: list
         {"memory_length": 39},
         {"memory_length": 99, "same_length": False},
         {"persistent_vectors": 0},
+        {"persistent_vectors": 0, "feed_forward": 5},
+        {"feed_forward": 5, "feed_forward_dropout": 0.3},
         {"vocabulary_size": None},
         {"heads_kept": [[], [0, 3]], "output_scale": [4.0, 2.0]},
     ],
@@ -80,6 +85,25 @@ def test_the_defaults_are_the_papers() -> None:
     dropouts = (config.attention_dropout, config.projection_dropout, config.input_dropout)
     assert dropouts == (0.2, 0.1, 0.1)
     assert (config.output_dropout, config.word_dropout) == (0.1, 0.1)
+
+
+def test_configurations_from_before_the_feed_forward_sublayer_have_none() -> None:
+    """Checkpoints and exports of format 1 were written without these entries."""
+    values = small_config().to_dict()
+    del values["feed_forward"], values["feed_forward_dropout"]
+    assert model_config_from_dict(values) == replace(small_config(), feed_forward_dropout=0.1)
+    assert model_config_from_dict(values).feed_forward == 0
+
+
+def test_families() -> None:
+    families = {
+        (3, 0): "All-attention",
+        (0, 5): "Transformer-XL",
+        (3, 5): "All-attention with feed-forward",
+        (0, 0): "attention alone",
+    }
+    for (persistent, hidden), family in families.items():
+        assert small_config(persistent_vectors=persistent, feed_forward=hidden).family == family
 
 
 def test_unknown_entries_are_refused() -> None:

@@ -32,7 +32,7 @@ def small_config(**changes: Any) -> ModelConfig:
         "cutoffs": [8, 18],
         "div": 2,
     }
-    dropouts = ("attention", "projection", "input", "output", "word")
+    dropouts = ("attention", "projection", "feed_forward", "input", "output", "word")
     values |= {f"{name}_dropout": 0.0 for name in dropouts}
     return ModelConfig(**(values | changes))
 
