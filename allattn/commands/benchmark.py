@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 import allattn
 from allattn.benchmark.config import BenchmarkConfig, check_benchmark
 from allattn.benchmark.measure import measure
 from allattn.benchmark.ratios import summarize
 from allattn.benchmark.table import markdown
-from allattn.commands.run_command import register_command, run_command
+from allattn.commands.run_command import Command
 from allattn.errors import InputError, first_line
 from allattn.files import write_atomically
 from allattn.settings import plain
@@ -55,12 +54,4 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def main(config: DictConfig) -> dict[str, Any]:
-    """Check the settings and measure."""
-    settings = OmegaConf.to_object(config)
-    assert isinstance(settings, BenchmarkConfig)
-    return benchmark(settings)
-
-
-if __name__ == "__main__":
-    run_command(main, register_command("benchmark", BenchmarkConfig), None, BenchmarkConfig)
+COMMAND = Command("benchmark", BenchmarkConfig, benchmark)

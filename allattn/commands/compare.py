@@ -6,10 +6,9 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from allattn.commands.run_command import BAD_INPUT, register_command, run_command
+from allattn.commands.run_command import Command
 from allattn.comparison.compared_run import ComparedRun, LeftOut
 from allattn.comparison.comparison import Comparison, compare
 from allattn.comparison.page import html_page
@@ -146,17 +145,4 @@ def with_flags_as_settings(arguments: list[str]) -> list[str]:
     return found
 
 
-def main(config: DictConfig) -> Comparison:
-    """Check the settings and compare."""
-    settings = OmegaConf.to_object(config)
-    assert isinstance(settings, CompareSettings)
-    return compare_runs(settings)
-
-
-if __name__ == "__main__":
-    try:
-        sys.argv[1:] = with_flags_as_settings(sys.argv[1:])
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(BAD_INPUT) from None
-    run_command(main, register_command("compare", CompareSettings), None, CompareSettings)
+COMMAND = Command("compare", CompareSettings, compare_runs, respelled=with_flags_as_settings)

@@ -5,9 +5,9 @@ from enum import Enum
 from typing import Any
 
 import torch
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING
 
-from allattn.commands.run_command import register_command, run_command
+from allattn.commands.run_command import Command
 from allattn.data.config import DataConfig, Source
 from allattn.errors import InputError, first_line
 from allattn.record.result import score_record
@@ -64,14 +64,4 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     return score_record(result)
 
 
-def main(config: DictConfig) -> dict[str, Any]:
-    """Check the settings and evaluate."""
-    if OmegaConf.is_missing(config, "checkpoint"):
-        raise InputError("python -m allattn.commands.evaluate needs checkpoint=PATH")
-    settings = OmegaConf.to_object(config)
-    assert isinstance(settings, EvaluateSettings)
-    return evaluate(settings)
-
-
-if __name__ == "__main__":
-    run_command(main, register_command("evaluate", EvaluateSettings), None, EvaluateSettings)
+COMMAND = Command("evaluate", EvaluateSettings, evaluate)

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING
 
-from allattn.commands.run_command import register_command, run_command
-from allattn.errors import InputError
+from allattn.commands.run_command import Command
 from allattn.model.counts import count_parameters
 from allattn.training.artifacts import local_checkpoint
 from allattn.training.exports import save_export
@@ -36,15 +35,4 @@ def export(settings: ExportSettings) -> Path:
     return folder
 
 
-def main(config: DictConfig) -> Path:
-    """Check the settings and export."""
-    for name in ("checkpoint", "folder"):
-        if OmegaConf.is_missing(config, name):
-            raise InputError(f"python -m allattn.commands.export needs {name}=PATH")
-    settings = OmegaConf.to_object(config)
-    assert isinstance(settings, ExportSettings)
-    return export(settings)
-
-
-if __name__ == "__main__":
-    run_command(main, register_command("export", ExportSettings), None, ExportSettings)
+COMMAND = Command("export", ExportSettings, export)

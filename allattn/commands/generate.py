@@ -6,10 +6,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING
 from tokenizers import Tokenizer
 
-from allattn.commands.run_command import register_command, run_command
+from allattn.commands.run_command import Command
 from allattn.data.text_stream import TextStream
 from allattn.data.vocabulary import (
     EOS,
@@ -143,16 +143,9 @@ def _quoted(argument: str) -> str:
     return f'{name}="{value}"'
 
 
-def main(config: DictConfig) -> str:
-    """Check the settings and generate."""
-    if OmegaConf.is_missing(config, "checkpoint"):
-        raise InputError("python -m allattn.commands.generate needs checkpoint=PATH")
-    settings = OmegaConf.to_object(config)
-    assert isinstance(settings, GenerateSettings)
+def _generate_for_a_reader(settings: GenerateSettings) -> str:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # one that has enough, as head, ends the command
     return generate(settings)
 
 
-if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that has enough, as head, ends the command
-    sys.argv[1:] = literal_prompt(sys.argv[1:])
-    run_command(main, register_command("generate", GenerateSettings), None, GenerateSettings)
+COMMAND = Command("generate", GenerateSettings, _generate_for_a_reader, respelled=literal_prompt)

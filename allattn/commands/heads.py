@@ -7,10 +7,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING
 
-from allattn.commands.run_command import register_command, run_command
-from allattn.errors import InputError
+from allattn.commands.run_command import Command
 from allattn.record.head_map import draw_head_map, head_record, print_head_map
 from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoints import read_checkpoint
@@ -52,14 +51,4 @@ def show_heads(settings: HeadsSettings) -> dict[str, Any]:
     return record
 
 
-def main(config: DictConfig) -> dict[str, Any]:
-    """Check the settings and show."""
-    if OmegaConf.is_missing(config, "checkpoint"):
-        raise InputError("python -m allattn.commands.heads needs checkpoint=PATH")
-    settings = OmegaConf.to_object(config)
-    assert isinstance(settings, HeadsSettings)
-    return show_heads(settings)
-
-
-if __name__ == "__main__":
-    run_command(main, register_command("heads", HeadsSettings), None, HeadsSettings)
+COMMAND = Command("heads", HeadsSettings, show_heads)

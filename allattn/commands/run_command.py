@@ -1,12 +1,11 @@
 """What every command shares: compose the settings with Hydra, run, and turn bad input into one line."""
 
-import difflib
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,61 +19,82 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from allattn.commands.mistakes import explain, refuse_missing, refuse_unknown
+from allattn.commands.streams import make_output_last
 from allattn.errors import InputError, Interrupted
+from allattn.settings import register
 from allattn.training.signals import hand_on
 
 BAD_INPUT = 2  # exit status
+CONF = Path(__file__).parents[1] / "conf"  # of a checkout, a link to the one at its top
 
 
-def run_command(
-    job: Callable[[DictConfig], Any], config_name: str, config_path: Path | None, schema: type
-) -> None:
-    """Run `job` with the composed configuration; in a multirun once per combination.
+@dataclass(frozen=True)
+class Command:
+    """One command: its settings, and what it does with them."""
+
+    name: str
+    schema: type  # dataclass of its settings
+    do: Callable[[Any], Any]  # takes what `typed` gives
+    typed: Callable[[DictConfig], Any] = OmegaConf.to_object  # from the composed settings to checked ones
+    in_files: bool = False  # conf/NAME.yaml and its groups give the values; else the schema's are all
+    respelled: Callable[[list[str]], list[str]] = list  # from its own ways to type a setting to Hydra's
+
+
+def run_command(command: Command, arguments: Sequence[str]) -> None:
+    """Run a command with the settings of a command line; in a multirun once per combination.
 
     Exit status: 0, 2 for bad input, 128 + signal for an interrupted run that was saved.
-
-    Args:
-        job: what to do.
-        config_name: the primary configuration.
-        config_path: folder of the YAML files; None where the schema alone is the configuration.
-        schema: its dataclass; a mistyped key is answered with the nearest right one.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing its own report
+    make_output_last()
+    as_typed = sys.argv
 
-    def guarded(config: DictConfig) -> Any:
+    def job(config: DictConfig) -> Any:
+        if sys.argv is for_hydra:  # not in a job on a cluster
+            sys.argv = as_typed  # by which Lightning starts a run's other processes
         try:
-            refuse_unknown(config, schema)
+            refuse_unknown(config, command.schema)
+            refuse_missing(config, command.name)
             if "name" in config:
                 name_job(config, swept)
-            return job(config)
+            return command.do(command.typed(config))
         except Interrupted as error:
             print(error, file=sys.stderr, flush=True)
             hand_on(error.number)
             raise SystemExit(128 + error.number) from None
         except Exception as error:
             if HydraConfig.get().mode == RunMode.MULTIRUN:
-                _report(error, schema)  # Hydra runs the other jobs, then raises the first job's error alone
+                _report(error, command.schema)  # Hydra runs the other jobs, then raises the first error alone
             elif isinstance(error, InputError):
-                _leave(error, schema)  # past Hydra, which would print a line of its own
+                _leave(error, command.schema)  # past Hydra, which would print a line of its own
             raise
 
-    path = str(config_path) if config_path else None
     try:
-        swept = swept_settings(sys.argv[1:])  # here, as a job on a cluster has another command line
-        hydra.main(version_base="1.3", config_path=path, config_name=config_name)(guarded)()
+        for_hydra = [f"allattn {command.name}", *command.respelled(list(arguments))]
+        swept = swept_settings(for_hydra[1:])  # here, as a job on a cluster has another command line
+        sys.argv = for_hydra
+        path = _register(command)
+        hydra.main(version_base="1.3", config_path=path, config_name=command.name)(job)()
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, InputError, OSError) as error:
-        _leave(error, schema)
+        _leave(error, command.schema)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    finally:
+        sys.argv = as_typed
 
 
-def register_command(name: str, schema: type) -> str:
-    """Make a command without YAML files known to Hydra; it writes nothing on its own. Its name."""
+def _register(command: Command) -> str | None:
+    """Make a command's settings known to Hydra; the folder of its YAML files, if it has any."""
+    if command.in_files:
+        register()
+        return str(CONF)
     store = ConfigStore.instance()
-    store.store(f"{name}_settings", schema)
-    defaults = [f"{name}_settings", {"override hydra/job_logging": "stdout"}, "_self_"]
-    store.store(name, {"defaults": defaults, "hydra": {"run": {"dir": "."}, "output_subdir": None}})
-    return name
+    store.store(f"{command.name}_settings", command.schema)
+    defaults = [f"{command.name}_settings", {"override hydra/job_logging": "stdout"}, "_self_"]
+    writes_nothing = {"job": {"name": command.name}, "run": {"dir": "."}, "output_subdir": None}
+    store.store(command.name, {"defaults": defaults, "hydra": writes_nothing})
+    return None
 
 
 def swept_settings(arguments: list[str]) -> set[str]:
@@ -131,65 +151,3 @@ def _report(error: Exception, schema: type) -> None:
         print(f"error: {error}", file=sys.stderr)
     else:
         traceback.print_exception(error)
-
-
-def refuse_unknown(config: DictConfig, schema: type) -> None:
-    """Hydra lets `+key=value` add what no dataclass has; nothing would ever read it.
-
-    Raises:
-        InputError: a setting is not one of the schema's; the nearest one is named.
-    """
-    known = set(setting_names(schema))
-    for name in _leaves(config):
-        if name not in known:
-            raise InputError(_no_such_setting(name, schema))
-
-
-def _leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    for key in config:
-        name = f"{prefix}{key!s}"
-        inner = None if OmegaConf.is_missing(config, key) else config[key]
-        if isinstance(inner, DictConfig):
-            yield from _leaves(inner, f"{name}.")
-        else:
-            yield name
-
-
-def explain(error: Exception, schema: type) -> str:
-    """One line about a configuration error, with the nearest setting where a key is unknown."""
-    lines = [line.strip() for cause in _causes(error) for line in str(cause).splitlines()]
-    text = "; ".join(dict.fromkeys(line for line in lines if line and not _is_noise(line)))
-    unknown = re.search(r"[Kk]ey '([\w.]+)' (?:is )?not in", text)
-    if unknown is None:
-        return text
-    override = re.search(r"Could not (?:override|append to config\.?|.*?) '?\+*([\w.]+)'?", text)
-    return _no_such_setting(override.group(1) if override else unknown.group(1), schema)
-
-
-def _no_such_setting(wanted: str, schema: type) -> str:
-    names = setting_names(schema)
-    last = {name.rsplit(".", 1)[-1]: name for name in names}
-    near = difflib.get_close_matches(wanted, names, 1, 0.7)
-    near = near or [last[key] for key in difflib.get_close_matches(wanted.rsplit(".", 1)[-1], last, 1, 0.5)]
-    return f"there is no setting {wanted}" + (f"; did you mean {near[0]}?" if near else "")
-
-
-def _causes(error: BaseException | None) -> list[BaseException]:
-    return [] if error is None else [error, *_causes(error.__cause__)]
-
-
-def _is_noise(line: str) -> bool:
-    return line.startswith(("object_type=", "full_key:", "To append to your config", "reference_type="))
-
-
-def setting_names(schema: type, prefix: str = "") -> list[str]:
-    """Dotted names of all settings of a dataclass."""
-    names = []
-    for entry in fields(schema):
-        name = f"{prefix}{entry.name}"
-        inner = entry.type
-        if isinstance(inner, type) and is_dataclass(inner):
-            names += setting_names(inner, f"{name}.")
-        else:
-            names.append(name)
-    return names

@@ -1,7 +1,6 @@
 """allattn benchmark from its command line."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -9,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.command_fixtures import CommandLine
 
-from allattn.benchmark.config import BenchmarkConfig
 from allattn.benchmark.ratios import summarize
 from allattn.benchmark.subject import Variant
 from allattn.benchmark.table import markdown
-from allattn.commands.benchmark import main
-from allattn.commands.run_command import register_command, run_command
 
 TINY = [
     "model.layers=2",
@@ -37,20 +34,12 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+def run(command_line: CommandLine) -> Run:
     """Run the command: exit status, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
 
     def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["benchmark", *arguments])
-        status = 0
-        try:
-            run_command(main, register_command("benchmark", BenchmarkConfig), None, BenchmarkConfig)
-        except SystemExit as end:
-            status = int(end.code or 0)
-        out, err = capsys.readouterr()
-        return status, out, err
+        done = command_line("benchmark", *arguments)
+        return done.status, done.out, done.err
 
     return command
 

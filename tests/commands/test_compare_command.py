@@ -1,20 +1,16 @@
-"""python -m allattn.commands.compare as a person runs it."""
+"""allattn compare as a person runs it."""
 
 import json
-import runpy
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize
-from hydra.core.global_hydra import GlobalHydra
+from support.command_fixtures import CommandLine, Ended
 from support.made_up import OFF, config, history, result, write_run, write_study
 from support.offline_file import items, read_records
 
 from allattn.commands.compare import CompareSettings, compare_runs, with_flags_as_settings
-from allattn.commands.run_command import register_command
 from allattn.comparison.tables import COLUMNS, cells
 from allattn.errors import InputError
 from allattn.training.config import WandbMode
@@ -24,33 +20,15 @@ FILES = {"table.md", "table.tex", "table.csv", "runs.csv", "report.html"} | {
 }
 
 
-class Started:
-    """What a start of the command left: exit status and both outputs."""
-
-    def __init__(self, status: int, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, err
-
-
 @pytest.fixture
-def start(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., Started]]:
-    """`python -m allattn.commands.compare` in a folder, run in this process."""
+def start(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+    """`allattn compare` in a folder."""
 
-    def run(folder: Path, *arguments: str) -> Started:
+    def run(folder: Path, *arguments: str) -> Ended:
         monkeypatch.chdir(folder)
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-        monkeypatch.setattr(sys, "argv", ["compare", *arguments])
-        monkeypatch.delitem(sys.modules, "allattn.commands.compare", raising=False)
-        status = 0
-        try:
-            runpy.run_module("allattn.commands.compare", run_name="__main__", alter_sys=True)
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        return Started(status, *capsys.readouterr())
+        return command_line("compare", *arguments)
 
-    yield run
-    GlobalHydra.instance().clear()
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +43,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_plain_start_reads_runs_and_writes_comparison(runs: Path, start: Callable[..., Started]) -> None:
+def test_a_plain_start_reads_runs_and_writes_comparison(runs: Path, start: Callable[..., Ended]) -> None:
     done = start(runs.parent)
     assert done.status == 0, done.err
     assert {path.name for path in (runs.parent / "comparison").iterdir()} == FILES
@@ -75,7 +53,7 @@ def test_a_plain_start_reads_runs_and_writes_comparison(runs: Path, start: Calla
 
 
 def test_wandb_flags_are_read_before_anything_else(
-    tmp_path: Path, start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a login there is one line and exit status 2."""
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
@@ -91,13 +69,10 @@ def test_wandb_flags_are_read_before_anything_else(
 @pytest.mark.parametrize(
     "value", ["me/study", "a, b", "it's {1}=[x]", 'say "hi"', "a\\b", "a\\'b", "ends\\", "1", "~"]
 )
-def test_flags_reach_the_settings_as_they_are(flag: str, value: str) -> None:
-    register_command("compare", CompareSettings)
+def test_flags_reach_the_settings_as_they_are(composed: CommandLine, flag: str, value: str) -> None:
     for arguments in ([flag, value], [f"{flag}={value}"]):
-        with initialize(None, version_base="1.3"):
-            made = compose("compare", with_flags_as_settings(["folder=out", *arguments, "upload=true"]))
-        GlobalHydra.instance().clear()
-        assert made[flag.removeprefix("--")] == value
+        (made,) = composed("compare", "folder=out", *arguments, "upload=true").seen
+        assert getattr(made, flag.removeprefix("--")) == value
         assert (made.folder, made.upload) == ("out", True)
 
 

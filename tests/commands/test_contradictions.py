@@ -1,6 +1,5 @@
 """Settings that contradict each other: one line that names both, before a model is built."""
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -11,9 +10,9 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from support.command_fixtures import CommandLine
 
 from allattn.commands.evaluate import EvaluateSettings, evaluate
-from allattn.commands.run_command import run_command
 from allattn.errors import InputError
 from allattn.model.language_model import AllAttentionLM
 from allattn.settings import PretrainSettings, PruneSettings, pretrain_settings, prune_settings, register
@@ -240,27 +239,6 @@ def test_precision_of_the_device_that_is_used(
         runner.check_precision(trainer)
 
 
-Run = Callable[..., tuple[int, str, list[Any]]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """A command line whose job only checks its settings: status, standard error, settings seen."""
-
-    def command(name: str, *arguments: str) -> tuple[int, str, list[Any]]:
-        config_name, schema, typed = SETTINGS[name]
-        seen: list[Any] = []
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
-        status = 0
-        try:
-            run_command(lambda config: seen.append(typed(config)), config_name, CONF, schema)
-        except SystemExit as end:
-            status = int(end.code or 0)
-        return status, capsys.readouterr().err, seen
-
-    return command
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -270,12 +248,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         (["model.heads=7", "seed=1,2"], ["model.width", "model.heads=7"]),
     ],
 )
-def test_refused_in_a_multirun(run: Run, arguments: list[str], named: list[str]) -> None:
-    status, error, seen = run("train", "-m", "experiment=demo", *arguments)
-    assert status == 2
-    assert seen == []
-    assert all(part in error for part in named), error
-    assert "Traceback" not in error
+def test_refused_in_a_multirun(composed: CommandLine, arguments: list[str], named: list[str]) -> None:
+    done = composed("train", "-m", "experiment=demo", *arguments)
+    assert done.status == 2
+    assert done.seen == []
+    assert all(part in done.err for part in named), done.err
+    assert "Traceback" not in done.err
 
 
 @pytest.fixture
@@ -296,11 +274,11 @@ def experiment(tmp_path: Path) -> Callable[[str, str], str]:
     return write
 
 
-def test_own_experiment_is_accepted(run: Run, experiment: Callable[[str, str], str]) -> None:
-    status, error, seen = run("train", experiment("seed: 5\n", ""), "experiment=mine")
-    assert (status, error) == (0, "")
-    assert seen[0].seed == 5
-    assert seen[0].schedule.steps == 600
+def test_own_experiment_is_accepted(composed: CommandLine, experiment: Callable[[str, str], str]) -> None:
+    done = composed("train", experiment("seed: 5\n", ""), "experiment=mine")
+    assert (done.status, done.err) == (0, "")
+    assert done.seen[0].seed == 5
+    assert done.seen[0].schedule.steps == 600
 
 
 @pytest.mark.parametrize(
@@ -315,21 +293,23 @@ def test_own_experiment_is_accepted(run: Run, experiment: Callable[[str, str], s
     ids=["key in a group", "key", "key of the stage", "twice", "group of the other command"],
 )
 def test_refused_in_an_experiment_file(
-    run: Run, experiment: Callable[[str, str], str], shared: str, train: str, named: list[str]
+    composed: CommandLine, experiment: Callable[[str, str], str], shared: str, train: str, named: list[str]
 ) -> None:
-    status, error, seen = run("train", experiment(shared, train), "experiment=mine")
-    assert status == 2, error
-    assert seen == []
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert all(part in error for part in named), error
+    done = composed("train", experiment(shared, train), "experiment=mine")
+    assert done.status == 2, done.err
+    assert done.seen == []
+    assert done.err.startswith("error: ")
+    assert done.err.count("\n") == 1
+    assert all(part in done.err for part in named), done.err
 
 
-def test_contradiction_in_an_experiment_file(run: Run, experiment: Callable[[str, str], str]) -> None:
+def test_contradiction_in_an_experiment_file(
+    composed: CommandLine, experiment: Callable[[str, str], str]
+) -> None:
     argument = experiment("", "").removeprefix("--config-dir=")
     stage = Path(argument) / "experiment" / "train" / "mine.yaml"
     stage.write_text(stage.read_text().replace("warmup_steps: 50", "warmup_steps: 601"))
-    status, error, seen = run("train", f"--config-dir={argument}", "experiment=mine")
-    assert (status, seen) == (2, [])
-    assert "schedule.warmup_steps=601" in error
-    assert "schedule.steps=600" in error
+    done = composed("train", f"--config-dir={argument}", "experiment=mine")
+    assert (done.status, done.seen) == (2, [])
+    assert "schedule.warmup_steps=601" in done.err
+    assert "schedule.steps=600" in done.err

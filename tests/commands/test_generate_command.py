@@ -1,8 +1,6 @@
 """The command: prompts, settings and what it prints, for checkpoints and exports, dense and cut."""
 
-import runpy
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from support.command_fixtures import CommandLine
 from tokenizers import Tokenizer, normalizers
 
 from allattn.commands import generate as command
@@ -250,27 +249,15 @@ def test_another_vocabulary_is_refused(model: AllAttentionLM, tmp_path: Path) ->
     ],
 )
 def test_at_the_command_line(
-    checkpoint: Path,
-    arguments: list[str],
-    status: int,
-    out: str,
-    err: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    checkpoint: Path, arguments: list[str], status: int, out: str, err: str, command_line: CommandLine
 ) -> None:
     """A prompt with what Hydra would take for its own; one line on standard error either way."""
-    monkeypatch.setattr(sys, "argv", ["generate", f"checkpoint={checkpoint}", *arguments])
-    monkeypatch.delitem(sys.modules, "allattn.commands.generate")
     before = signal.getsignal(signal.SIGPIPE)
     try:
-        runpy.run_module("allattn.commands.generate", run_name="__main__")
-        left = 0
-    except SystemExit as leaving:
-        left = int(leaving.code or 0)
+        done = command_line("generate", f"checkpoint={checkpoint}", *arguments)
     finally:
         signal.signal(signal.SIGPIPE, before)
-    printed = capsys.readouterr()
-    assert left == status, printed.err
-    assert printed.out.startswith(out)
-    (only,) = printed.err.strip().splitlines()
+    assert done.status == status, done.err
+    assert done.out.startswith(out)
+    (only,) = done.err.strip().splitlines()
     assert only.startswith(err)

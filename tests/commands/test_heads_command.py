@@ -1,5 +1,4 @@
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import image
+from support.command_fixtures import CommandLine
 
-from allattn.commands.heads import HeadsSettings, main
-from allattn.commands.run_command import register_command, run_command
 from allattn.model.config import ModelConfig
 from allattn.model.counts import count_parameters, multiply_adds, parameters_per_head
 from allattn.model.language_model import AllAttentionLM
@@ -67,21 +65,13 @@ def checkpoints(random_model: Models, tmp_path: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def heads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+def heads(monkeypatch: pytest.MonkeyPatch, command_line: CommandLine) -> Command:
     """Run the command: exit status, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["heads", *arguments])
-        status = 0
-        try:
-            run_command(main, register_command("heads", HeadsSettings), None, HeadsSettings)
-        except SystemExit as end:
-            status = int(end.code or 0)
-        out, err = capsys.readouterr()
-        return status, out, err
+        done = command_line("heads", *arguments)
+        return done.status, done.out, done.err
 
     return run
 

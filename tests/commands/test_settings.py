@@ -1,6 +1,5 @@
 """Hydra compositions of the two commands, and what is refused before anything is trained."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,9 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
+from support.command_fixtures import CommandLine
 
-from allattn.commands.run_command import run_command, setting_names
+from allattn.commands.mistakes import setting_names
 from allattn.data.config import Source
 from allattn.errors import InputError
 from allattn.settings import (
@@ -47,38 +46,6 @@ def train(*overrides: str) -> PretrainSettings:
 def prune(*overrides: str) -> PruneSettings:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return prune_settings(compose("prune", ["checkpoint=last.ckpt", *overrides]))
-
-
-class Command:
-    """train.py or prune.py with a job that only notes its settings."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch = monkeypatch
-        self.capsys = capsys
-        self.seen: list[Any] = []
-        self.status = 0
-        self.error = ""
-
-    def __call__(self, name: str, *arguments: str) -> "Command":
-        schema: type = PretrainSettings if name == "train" else PruneSettings
-        typed: Any = pretrain_settings if name == "train" else prune_settings
-
-        def job(config: DictConfig) -> None:
-            self.seen.append(typed(config))
-
-        self.monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
-        try:
-            run_command(job, name, CONF, schema)
-        except SystemExit as end:
-            self.status = int(end.code or 0)
-        self.error = self.capsys.readouterr().err
-        return self
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a command line up to its job."""
-    return Command(monkeypatch, capsys)
 
 
 def test_there_are_experiments() -> None:
@@ -196,10 +163,11 @@ def test_numbers_that_are_not_finite_are_refused(override: str) -> None:
         train(override)
 
 
-def test_pruning_needs_a_checkpoint(command: Command) -> None:
-    assert command("prune").status == 2
-    assert command.seen == []
-    assert "needs checkpoint=PATH" in command.error
+def test_pruning_needs_a_checkpoint(composed: CommandLine) -> None:
+    done = composed("prune")
+    assert done.status == 2
+    assert done.seen == []
+    assert "needs checkpoint=PATH" in done.err
 
 
 @pytest.mark.parametrize(
@@ -215,56 +183,61 @@ def test_pruning_needs_a_checkpoint(command: Command) -> None:
     ],
 )
 def test_unknown_setting_is_refused_with_the_nearest_name(
-    command: Command, name: str, override: str, nearest: str | None
+    composed: CommandLine, name: str, override: str, nearest: str | None
 ) -> None:
     arguments = [override] if name == "train" else ["checkpoint=last.ckpt", override]
-    assert command(name, *arguments).status == 2
-    assert command.seen == [], "nothing was trained"
-    assert command.error.count("\n") == 1
+    done = composed(name, *arguments)
+    assert done.status == 2
+    assert done.seen == [], "nothing was trained"
+    assert done.err.count("\n") == 1
     unknown = override.removeprefix("+").split("=")[0]
-    assert command.error.startswith(f"error: there is no setting {unknown}")
+    assert done.err.startswith(f"error: there is no setting {unknown}")
     if nearest:
-        assert f"did you mean {nearest}?" in command.error
+        assert f"did you mean {nearest}?" in done.err
 
 
 @pytest.mark.parametrize("override", ["schedule.steps=many", "optimizer.name=sgd", "model.cutoffs=20"])
-def test_values_of_the_wrong_type_are_refused(command: Command, override: str) -> None:
-    assert command("train", override).status == 2
-    assert command.seen == []
-    assert command.error.startswith("error: ")
-    assert override.split("=")[0] in command.error
-    assert command.error.count("\n") == 1
+def test_values_of_the_wrong_type_are_refused(composed: CommandLine, override: str) -> None:
+    done = composed("train", override)
+    assert done.status == 2
+    assert done.seen == []
+    assert done.err.startswith("error: ")
+    assert override.split("=")[0] in done.err
+    assert done.err.count("\n") == 1
 
 
-def test_comma_that_makes_a_sweep_of_numbers_is_refused(command: Command) -> None:
-    assert command("train", "-m", "experiment=demo", "model.cutoffs=20,40").status == 2
-    assert command.seen == [], "refused before training"
-    assert "model.cutoffs" in command.error
+def test_comma_that_makes_a_sweep_of_numbers_is_refused(composed: CommandLine) -> None:
+    done = composed("train", "-m", "experiment=demo", "model.cutoffs=20,40")
+    assert done.status == 2
+    assert done.seen == [], "refused before training"
+    assert "model.cutoffs" in done.err
 
 
-def test_sweep_over_lists_runs_with_lists(command: Command) -> None:
-    assert command("train", "-m", "experiment=demo", "model.cutoffs=[20,40],[10,30]").status == 0
-    assert [settings.model.cutoffs for settings in command.seen] == [[20, 40], [10, 30]]
-    assert len({settings.name for settings in command.seen}) == 2, "each job has its own folder"
+def test_sweep_over_lists_runs_with_lists(composed: CommandLine) -> None:
+    done = composed("train", "-m", "experiment=demo", "model.cutoffs=[20,40],[10,30]")
+    assert done.status == 0
+    assert [settings.model.cutoffs for settings in done.seen] == [[20, 40], [10, 30]]
+    assert len({settings.name for settings in done.seen}) == 2, "each job has its own folder"
 
 
-def test_sweep_values_reach_every_job(command: Command) -> None:
+def test_sweep_values_reach_every_job(composed: CommandLine) -> None:
     arguments = ("-m", "experiment=demo", "checkpoint=last.ckpt", "gates.lambda_max=0,0.01,0.5", "seed=1,2")
-    assert command("prune", *arguments).status == 0
-    found = {(settings.gates.lambda_max, settings.seed): settings.name for settings in command.seen}
+    done = composed("prune", *arguments)
+    assert done.status == 0
+    found = {(settings.gates.lambda_max, settings.seed): settings.name for settings in done.seen}
     assert set(found) == {(x, seed) for x in (0, 0.01, 0.5) for seed in (1, 2)}
     assert found[0.01, 2] == "demo-pruned/gates.lambda_max-0.01+seed-2"
     assert len(set(found.values())) == 6
 
 
-def test_quoted_number_is_converted(command: Command) -> None:
-    command("prune", "checkpoint=last.ckpt", "gates.lambda_max='0.5'")
-    assert command.status == 0, command.error
-    assert command.seen[0].gates.lambda_max == 0.5
+def test_quoted_number_is_converted(composed: CommandLine) -> None:
+    done = composed("prune", "checkpoint=last.ckpt", "gates.lambda_max='0.5'")
+    assert done.status == 0, done.err
+    assert done.seen[0].gates.lambda_max == 0.5
 
 
-def test_commands_write_nothing_of_their_own(command: Command, tmp_path: Path) -> None:
-    assert command("train", "experiment=demo").status == 0
+def test_commands_write_nothing_of_their_own(composed: CommandLine, tmp_path: Path) -> None:
+    assert composed("train", "experiment=demo").status == 0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,42 +1,36 @@
 """A study is one command: its jobs, their settings, their folders and their W&B group."""
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from support.command_fixtures import CommandLine
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
-import prune
-from allattn.commands.run_command import run_command, swept_settings
+from allattn.commands.run_command import swept_settings
 from allattn.errors import InputError
 from allattn.settings import PruneSettings, prune_settings, register
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
+Jobs = Callable[..., list[PruneSettings]]
 VARIANTS = ["all_three", "no_lambda_warmup", "no_positive_init", "no_output_scaling", "none_of_three"]
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """Runs prune.py's command with a recorder in the place of the stage."""
-    register()
-    monkeypatch.chdir(tmp_path)
+def jobs(composed: CommandLine) -> Callable[..., list[PruneSettings]]:
+    """The settings of each job of a pruning command line."""
 
     def run(*arguments: str) -> list[PruneSettings]:
-        seen: list[PruneSettings] = []
-        monkeypatch.setattr(sys, "argv", [str(Path(prune.__file__)), *arguments, "checkpoint=last.ckpt"])
-        run_command(lambda config: seen.append(prune_settings(config)), "prune", CONF, PruneSettings)
-        return seen
+        done = composed("prune", *arguments, "checkpoint=last.ckpt")
+        assert done.status == 0, done.err
+        return done.seen
 
-    yield run
-    GlobalHydra.instance().clear()
+    return run
 
 
-def test_the_ablation_study_is_the_five_variants_times_the_seeds(jobs: Any) -> None:
+def test_the_ablation_study_is_the_five_variants_times_the_seeds(jobs: Jobs) -> None:
     seen = jobs("-m", "study=ablation", "seed=1,2,3")
     assert {(job.ablation, job.seed) for job in seen} == {(v, s) for v in VARIANTS for s in (1, 2, 3)}
     assert {job.name for job in seen} == {
@@ -49,69 +43,60 @@ def test_the_ablation_study_is_the_five_variants_times_the_seeds(jobs: Any) -> N
     }
 
 
-def test_the_lambda_study(jobs: Any) -> None:
+def test_the_lambda_study(jobs: Jobs) -> None:
     assert [job.gates.lambda_max for job in jobs("-m", "study=lambda")] == [0.01, 0.015, 0.02]
 
 
-def test_the_selection_study_keeps_one_sparsity(jobs: Any) -> None:
+def test_the_selection_study_keeps_one_sparsity(jobs: Jobs) -> None:
     seen = jobs("-m", "study=selection", "gates.target_sparsity=0.5")
     assert [job.gates.selection.value for job in seen] == ["l0", "random", "magnitude", "gradient"]
     assert {job.gates.target_sparsity for job in seen} == {0.5}
 
 
-def test_a_study_keeps_a_group_and_a_name_that_were_given(jobs: Any) -> None:
+def test_a_study_keeps_a_group_and_a_name_that_were_given(jobs: Jobs) -> None:
     seen = jobs("-m", "study=lambda", "name=mine", "logger.group=other")
     assert {job.logger.group for job in seen} == {"other"}
     assert seen[0].name == "mine/gates.lambda_max-0.01"
 
 
 @pytest.mark.parametrize("swept", ["data.minimum_count=1,2", "trainer.precision=32-true,bf16-mixed"])
-def test_jobs_of_any_sweep_have_folders_of_their_own(jobs: Any, swept: str) -> None:
+def test_jobs_of_any_sweep_have_folders_of_their_own(jobs: Jobs, swept: str) -> None:
     assert len({job.name for job in jobs("-m", swept)}) == 2
 
 
 @pytest.mark.parametrize("arguments", [("study=ablation",), ("-m", "study=ablation,lambda")])
 def test_a_study_that_would_not_be_swept_is_refused(
-    jobs: Any, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    composed: CommandLine, arguments: tuple[str, ...]
 ) -> None:
     """One job of the full method would run under the study's name."""
-    with pytest.raises(SystemExit) as ended:
-        jobs(*arguments)
-    assert ended.value.code == 2
-    assert "study=ablation" in capsys.readouterr().err
+    done = composed("prune", *arguments, "checkpoint=last.ckpt")
+    assert (done.status, done.seen) == (2, [])
+    assert "study=ablation" in done.err
 
 
-def test_every_failed_job_is_reported_and_the_others_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_failed_job_is_reported_and_the_others_run(command_line: CommandLine) -> None:
     """Hydra itself raises the first job's error alone, after the last job."""
     errors = {2: InputError("two"), 3: OSError("three"), 4: RuntimeError("four"), 5: InputError("five")}
-    done = []
+    finished = []
 
-    def job(config: Any) -> None:
-        if config.seed in errors:
-            raise errors[config.seed]
-        done.append(config.seed)
+    def job(settings: PruneSettings) -> None:
+        if settings.seed in errors:
+            raise errors[settings.seed]
+        finished.append(settings.seed)
 
-    register()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(Path(prune.__file__)), "-m", "seed=1,2,3,4,5,6", "checkpoint=a"])
-    with pytest.raises(SystemExit) as ended:
-        run_command(job, "prune", CONF, PruneSettings)
-    GlobalHydra.instance().clear()
-    assert ended.value.code == 2
-    assert done == [1, 6]
-    printed = capsys.readouterr().err
+    done = command_line("prune", "-m", "seed=1,2,3,4,5,6", "checkpoint=a", do=job)
+    assert done.status == 2
+    assert finished == [1, 6]
     for words in ("error: two\n", "error: three\n", "RuntimeError: four\n", "error: five\n"):
-        assert words in printed
+        assert words in done.err
 
 
-def test_a_multirun_leaves_nothing_where_it_is_started(jobs: Any, tmp_path: Path) -> None:
+def test_a_multirun_leaves_nothing_where_it_is_started(jobs: Jobs, tmp_path: Path) -> None:
     jobs("-m", "study=lambda", "runs_folder=elsewhere")
     assert {path.name for path in tmp_path.iterdir()} == {"elsewhere"}
 
 
-def test_the_order_of_the_command_line_does_not_name_a_job(jobs: Any) -> None:
+def test_the_order_of_the_command_line_does_not_name_a_job(jobs: Jobs) -> None:
     one, other = ("seed=1,2", "gates.lambda_max=0.01,0.02"), ("gates.lambda_max=0.01,0.02", "seed=1,2")
     assert {job.name for job in jobs("-m", *one)} == {job.name for job in jobs("-m", *other)}
 

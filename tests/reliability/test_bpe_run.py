@@ -78,7 +78,7 @@ def test_tokens_and_words_are_those_of_the_text(trained: RunFolder, subword_text
 
 def test_evaluation_repeats_the_runs_numbers(trained: RunFolder, tmp_path: Path) -> None:
     record = json.loads(trained.result.read_text())["dense"]["test"]
-    output = run(tmp_path / "output", "allattn.commands.evaluate", f"checkpoint={trained.last}").output
+    output = run(tmp_path / "output", "allattn", "evaluate", f"checkpoint={trained.last}").output
     found = re.search(
         r"per word ([\d.]+), per token ([\d.]+) .* ([\d,]+) tokens, ([\d,]+) words scored", output
     )

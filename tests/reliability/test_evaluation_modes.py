@@ -124,7 +124,7 @@ def test_the_command_takes_every_mode(tmp_path: Path, dense_without_dropout: Run
         "longer": ["eval.memory_length=15"],
     }.items():
         arguments = [f"checkpoint={dense_without_dropout.last}", "split=valid", *overrides]
-        output = run(tmp_path / "output", "allattn.commands.evaluate", *arguments).output
+        output = run(tmp_path / "output", "allattn", "evaluate", *arguments).output
         found = re.search(r"per token ([\d.]+) \(([\d.]+) nats, ([\d.]+) bits\); ([\d,]+) tokens", output)
         assert found is not None, output
         assert found[4] == "131", "132 tokens, of which the first is not scored"
@@ -141,6 +141,6 @@ def test_the_command_counts_all_tokens_but_the_first(
     tmp_path: Path, dense_without_dropout: RunFolder, split: str, scored_tokens: int
 ) -> None:
     arguments = [f"checkpoint={dense_without_dropout.last}", f"split={split}"]
-    output = run(tmp_path / "output", "allattn.commands.evaluate", *arguments).output
+    output = run(tmp_path / "output", "allattn", "evaluate", *arguments).output
     assert f"{split}: " in output
     assert f"{scored_tokens:,} tokens, {scored_tokens:,} words scored" in output

@@ -76,7 +76,7 @@ def test_some_heads_went_and_some_stayed(walk: Walk) -> None:
 
 
 def test_result_is_that_of_the_saved_checkpoints(walk: Walk, dense_run: RunFolder) -> None:
-    """Each reported number comes out of `python -m allattn.commands.evaluate` again."""
+    """Each reported number comes out of `allattn evaluate` again."""
     for name, path in {"dense": dense_run.last, "pruned": walk.folder.last}.items():
         for split in (Split.valid, Split.test):
             found = evaluate(

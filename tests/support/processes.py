@@ -1,8 +1,8 @@
 """Real runs of the commands, each in its own process that may be killed.
 
 A process is forked from a server that has imported the libraries, so a start takes one second, not six; it
-runs train.py, prune.py or a module as `python` would, from the first line on. A process may be told to end
-itself by SIGKILL inside a named function, which makes moments of microseconds reachable.
+runs train.py, prune.py or `-m allattn` as `python` would, from the first line on. A process may be told to
+end itself by SIGKILL inside a named function, which makes moments of microseconds reachable.
 """
 
 import importlib
@@ -109,7 +109,7 @@ def start(
     kill_in: KillIn | None = None,
     environment: dict[str, str] | None = None,
 ) -> Started:
-    """Start `python script arguments`; `script` is train.py, prune.py or a module's name."""
+    """Start `python script arguments`; `script` is train.py, prune.py or allattn."""
     process = forks.Process(target=_run, args=(output, script, arguments, kill_in, environment or {}))
     process.start()
     return Started(process, output)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from allattn import stages
-from allattn.commands.run_command import Interrupted
 from allattn.data.config import DataConfig, Source
 from allattn.data.segments import Segment
+from allattn.errors import Interrupted
 from allattn.model.config import ModelConfig
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.gates import HeadGates

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.command_fixtures import CommandLine
 from torch import Tensor
 
 import allattn
-from allattn.commands.export import ExportSettings, main
-from allattn.commands.run_command import register_command, run_command
 from allattn.data.vocabulary import save_tokenizer, tokenizer_hash, word_tokenizer
 from allattn.errors import InputError
 from allattn.model.language_model import AllAttentionLM
@@ -323,29 +322,12 @@ def test_importing_the_package_is_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["export", *arguments])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    try:
-        run_command(main, register_command("export", ExportSettings), None, ExportSettings)
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
-def test_command(
-    moderate_model: Models,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_command(moderate_model: Models, tmp_path: Path, command_line: CommandLine) -> None:
     checkpoint = saved_checkpoint(cut(moderate_model(), HEADS["no head in one layer"]), tmp_path)
-    assert command(monkeypatch, f"checkpoint={checkpoint}", "folder=out") == 0
-    assert "out: 7 of 24 heads" in capsys.readouterr().out
+    done = command_line("export", f"checkpoint={checkpoint}", "folder=out")
+    assert "out: 7 of 24 heads" in done.out, done.err
     assert allattn.load("out").config.heads_kept == HEADS["no head in one layer"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last.ckpt", "out", "tokenizer.json"]
-    assert command(monkeypatch, f"checkpoint={checkpoint}", "folder=out") == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert command(monkeypatch, f"checkpoint={checkpoint}") == 2
-    assert "needs folder=PATH" in capsys.readouterr().err
+    again = command_line("export", f"checkpoint={checkpoint}", "folder=out")
+    assert (again.status, again.err.count("\n")) == (2, 1)
+    assert "needs folder=PATH" in command_line("export", f"checkpoint={checkpoint}").err

@@ -132,7 +132,7 @@ def test_folder_is_free_again_after_an_error(path: Path) -> None:
 
 
 def test_a_failure_is_noted_until_the_next_start(path: Path) -> None:
-    """Where `python -m allattn.commands.compare` looks for it; a stop by a signal is no failure."""
+    """Where `allattn compare` looks for it; a stop by a signal is no failure."""
     failure = path / "failure.txt"
     with pytest.raises(InputError), open_run_folder(path, CONFIG, False):
         raise InputError("the loss is not finite at step 4")

@@ -1,0 +1,41 @@
+"""Standard output and standard error as a long run needs them."""
+
+import io
+import sys
+from typing import Any
+
+
+class _Lasting(io.FileIO):
+    """A stream whose reader may go away: what is written from then on is dropped."""
+
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            return memoryview(content).nbytes
+
+
+def make_output_last() -> None:
+    """Let no reader that goes away end the command, and replace characters that the terminal lacks by `?`.
+
+    Standard error writes such characters as `\\u2026`, as Python's own does.
+    """
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        errors = "replace" if name == "stdout" else stream.errors
+        raw = getattr(stream.buffer, "raw", stream.buffer)  # unbuffered, there is no layer in between
+        if type(raw) is not io.FileIO or raw.fileno() != number:
+            stream.reconfigure(errors=errors)
+            continue
+        stream.flush()
+        lasting = _Lasting(number, "w", closefd=False)
+        text = io.TextIOWrapper(
+            lasting if raw is stream.buffer else io.BufferedWriter(lasting),
+            encoding=stream.encoding,
+            errors=errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        setattr(sys, name, text)
