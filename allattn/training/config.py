@@ -94,7 +94,7 @@ class TrainerConfig:
     log_interval: int = 50  # optimizer steps between rows of metrics
     checkpoint_interval: int = 1_000  # optimizer steps between checkpoints
     compile: bool = False  # torch.compile the layers: for GPUs, on a CPU it is slower
-    progress: bool = True
+    progress: bool = True  # on standard error: a bar on a terminal, else a line every log_interval
 
 
 @dataclass

@@ -16,10 +16,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from allattn.data.corpus import Corpus
 from allattn.data.segments import SegmentStream
 from allattn.errors import InputError, Interrupted, first_line
+from allattn.training.between_steps import BetweenSteps
 from allattn.training.checkpoint_io import AtomicCheckpointIO
 from allattn.training.config import EvaluationConfig, ScheduleConfig, TrainerConfig
+from allattn.training.display import step_display
 from allattn.training.language_task import LanguageTask
-from allattn.training.progress import BetweenSteps, StepBar
 from allattn.training.run_folder import RunFolder
 from allattn.training.scoring import Score, score_split
 from allattn.training.sharding import ShardedStrategy
@@ -124,6 +125,7 @@ def fit(
         trainer_config.checkpoint_interval,
         schedule.batch_size * schedule.segment_length,
     )
+    shown = [step_display(start, last_step, trainer_config.log_interval)] if trainer_config.progress else []
     trainer = _trainer(
         accelerator=trainer_config.accelerator,
         devices=trainer_config.devices,
@@ -134,7 +136,7 @@ def fit(
         max_steps=last_step,
         max_epochs=-1,
         logger=list(loggers),
-        callbacks=[between, StepBar(start, last_step)] if trainer_config.progress else [between],
+        callbacks=[between, *shown],
         plugins=[AtomicCheckpointIO(), LightningEnvironment()],
         default_root_dir=folder.path / "lightning",  # never made: what Lightning looks for is not there
         enable_checkpointing=False,

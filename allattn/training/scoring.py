@@ -7,8 +7,6 @@ from itertools import chain, repeat
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 from allattn.data.corpus import Corpus
@@ -16,6 +14,7 @@ from allattn.data.segments import NOT_SCORED, EvaluationStream, Segment, WindowS
 from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM
 from allattn.training.config import EvaluationConfig, EvaluationMode
+from allattn.training.display import watched
 from allattn.training.tally import ByArticle, Tally
 
 _NOTHING = Segment(
@@ -78,7 +77,7 @@ def score(
         multipliers: per layer (h,), the deterministic gates' s_g * g_i; None = no gates.
         memory_length: M in evaluation; None = the model's.
         tally: of the segments' text, not used before; None = no sums by article.
-        progress: show a bar on standard error.
+        progress: show a bar on standard error, or lines where that is no terminal.
     """
     device = model.positions.table.device
     training = model.training
@@ -86,8 +85,7 @@ def score(
     nats, tokens = 0.0, 0
     memory = None
     with torch.no_grad():
-        console = Console(stderr=True)
-        for segment in track(segments, "scoring", console=console, transient=True, disable=not progress):
+        for segment in watched(segments, "scoring", progress):
             if memory is None or segment.starts_over:
                 memory = model.empty_memory(len(segment.inputs))
             targets = segment.targets.to(device)

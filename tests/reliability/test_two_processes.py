@@ -259,7 +259,7 @@ def test_second_process_waits_for_the_last_checkpoint_at_the_freeze(
     """The best checkpoint, which becomes the last one, is that of the freeze; the first process is slow."""
     folder = RunFolder(tmp_path / "run")
     arguments = pruning(folder, dense_without_dropout.last, *TWO, f"trainer.strategy={strategy}")
-    slow = KillIn("allattn.training.progress:copy_atomically", 2, number=signal.SIGSTOP)
+    slow = KillIn("allattn.training.between_steps:copy_atomically", 2, number=signal.SIGSTOP)
     first, second = started = start_two(tmp_path, "prune.py", *arguments, kill_in=(slow, None))
     first.wait_for_moment()
     assert (saved_step(folder.best), saved_step(folder.last)) == (12, 10)

@@ -13,12 +13,12 @@ from allattn.errors import InputError
 from allattn.model.language_model import AllAttentionLM
 from allattn.settings import plain
 from allattn.training import language_task
+from allattn.training.between_steps import MOST_SKIPPED, BetweenSteps
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.config import OptimizerName
 from allattn.training.language_task import LanguageTask
 from allattn.training.metrics import CsvMetrics, read_metrics
 from allattn.training.optimizers import clip_gradients
-from allattn.training.progress import MOST_SKIPPED, BetweenSteps
 from allattn.training.run_folder import RunFolder, open_run_folder
 from allattn.training.scoring import Score
 from allattn.training.signals import StopSignals

@@ -1,27 +1,37 @@
 """What a run tells while it trains: bar, measured columns, heads, and what to do without memory."""
 
 import io
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
+from support.processes import last_step, start
 
 from allattn.commands.evaluate import EvaluateSettings, Split, evaluate
 from allattn.data.config import DataConfig
 from allattn.errors import InputError
 from allattn.model.language_model import AllAttentionLM
+from allattn.training import display
 from allattn.training.config import OptimizerConfig, OptimizerName
+from allattn.training.display import StepBar
 from allattn.training.metrics import read_metrics
 from allattn.training.optimizers import make_optimizer
-from allattn.training.progress import StepBar
 from allattn.training.run_folder import RunFolder
+
+Arguments = Callable[..., list[str]]
 
 
 def test_the_bar_fits_into_eighty_columns_with_loss_perplexity_speed_and_time(
     runs: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     folder = runs.run(runs.pretraining("bar", schedule__steps=3, trainer__progress=True))
     row = read_metrics(folder.metrics)[-1]
     shown = capsys.readouterr().err
@@ -44,6 +54,36 @@ def test_the_papers_run_fits_into_eighty_columns(perplexity: str) -> None:
     line = screen.file.getvalue()  # type: ignore[attr-defined]
     assert line.startswith("fine_tune ")
     assert f"10000/56000 {shown} 0:00:00 -:--:--\n" in line
+
+
+def test_without_a_terminal_there_is_a_line_every_log_interval(
+    runs: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of training and, more seldom, of scoring; with progress=false neither."""
+    monkeypatch.setattr(display, "LINE_SECONDS", 0.0)
+    changes = {"trainer__log_interval": 3, "schedule__steps": 7}
+    folder = runs.run(runs.pretraining("lines", trainer__progress=True, **changes))
+    lines = capsys.readouterr().err.splitlines()
+    logged = {row["step"]: row for row in read_metrics(folder.metrics) if "loss" in row}
+    assert list(logged) == ["3", "6", "7"]
+    form = r"pretrain (\d+)/7  loss (\S+)  ppl (\S+)  [\d,]+ tok/s  0:00:\d\d left"
+    trained = [found.groups() for line in lines if (found := re.fullmatch(form, line))]
+    assert trained == [
+        (step, f"{float(row['loss']):.3f}", f"{float(row['perplexity']):.1f}") for step, row in logged.items()
+    ]
+    assert "scoring 1/" in "\n".join(lines)
+    runs.run(runs.pretraining("silent", **changes))
+    assert "loss" not in capsys.readouterr().err
+
+
+def test_lines_reach_a_file_while_the_run_goes_on(tmp_path: Path, pretraining: Arguments) -> None:
+    folder = RunFolder(tmp_path / "run")
+    arguments = pretraining(folder, "schedule.steps=100000", "trainer.progress=true")
+    started = start(tmp_path / "output", "train.py", *arguments)
+    started.send_when(
+        signal.SIGTERM, lambda: last_step(folder) >= 3 and "pretrain 2/100000  loss " in started.output
+    )
+    assert started.wait() == 143, started.output
 
 
 def test_speed_and_memory_are_logged(runs: Any) -> None:

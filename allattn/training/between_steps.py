@@ -10,16 +10,6 @@ from typing import Any, NoReturn
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column
 
 from allattn.errors import InputError
 from allattn.files import copy_atomically
@@ -30,47 +20,6 @@ from allattn.training.sharding import is_finite
 from allattn.training.signals import StopSignals
 
 MOST_SKIPPED = 24  # in a row: fp16's loss scale begins at 2**16 and is halved each time
-
-
-class StepBar(Callback):
-    """One bar over the run's optimizer steps with loss, perplexity, tokens/s and the time left."""
-
-    def __init__(self, first: int, last_step: int) -> None:
-        self.columns = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None, table_column=Column(ratio=1)),  # takes what the rest leaves
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[shown]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            expand=True,
-        )
-        self.task = self.columns.add_task("training", total=last_step, completed=first, shown="")
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Show the bar in the first process."""
-        assert isinstance(pl_module, LanguageTask)
-        self.columns.update(self.task, description=pl_module.phase.value)
-        if trainer.is_global_zero:
-            self.columns.start()
-
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Move on with every optimizer step."""
-        assert isinstance(pl_module, LanguageTask)
-        self.columns.update(self.task, completed=trainer.global_step, shown=pl_module.shown)
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Leave the finished bar on the screen."""
-        self.columns.stop()
-
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        """Give the terminal back before the error is printed."""
-        self.columns.stop()
 
 
 class BetweenSteps(Callback):
