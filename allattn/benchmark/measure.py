@@ -26,6 +26,7 @@ from allattn.benchmark.subject import (
 from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM
 from allattn.record.timing import in_turn
+from allattn.training.environment import device_name
 
 Subjects = dict[tuple[str, str], Subject]  # by precision and name
 Key = tuple[str, str, str]  # measure, precision, name
@@ -60,11 +61,9 @@ def measure(config: BenchmarkConfig, pruned: AllAttentionLM | None, device: torc
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    on_gpu = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if on_gpu else torch.backends.cpu.get_cpu_capability()
     return {
         "torch": torch.__version__,
-        "device": f"{device.type} {name}",
+        "device": device_name(device),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "load_average_before": os.getloadavg()[0],

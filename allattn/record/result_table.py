@@ -16,6 +16,8 @@ def print_result(title: str, corpus: dict[str, Any], models: dict[str, dict[str,
     tokens = " / ".join(f"{n:,}" for n in corpus["tokens"].values())
     table.add_row("tokens train / valid / test", *[tokens] * len(records))
     table.add_row("vocabulary", *[f"{corpus['vocabulary_size']:,}"] * len(records))
+    unseen = " / ".join(f"{split['share']:.1%}" for split in corpus["unseen_words"].values())
+    table.add_row("unseen words, read as <unk>", *[unseen] * len(records))
     table.add_row("parameters, layers", *[f"{r['parameters']['layers']:,}" for r in records])
     table.add_row("parameters, embedding side", *[f"{r['parameters']['embedding_side']:,}" for r in records])
     table.add_row("heads kept", *[f"{r['heads_kept_total']} of {r['heads_total']}" for r in records])

@@ -151,7 +151,7 @@ def _conclude(run: Run[PruneSettings], dense: _Dense) -> dict[str, Any]:
     settings = run.settings
     saved = load_model(run.folder.last)
     models = {"dense": dense.model(), "pruned": saved.model}
-    records = {name: run.score(model) for name, model in models.items()}
+    records = {name: run.score(name, model) for name, model in models.items()}
     segments = list(islice(_valid_segments(run, models["dense"]), TIMED_SEGMENTS))
     times = layer_seconds_per_token(list(models.values()), segments)
     for record, seconds in zip(records.values(), times, strict=True):

@@ -1,5 +1,6 @@
 """What both stages do with a run: take its folder, go on from its last checkpoint, fit, score, conclude."""
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -13,10 +14,12 @@ from allattn.data.corpus import Corpus
 from allattn.data.segments import check_lengths
 from allattn.data.vocabulary import save_tokenizer
 from allattn.errors import InputError
+from allattn.files import write_atomically
 from allattn.model.config import model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.schedule import Phase
+from allattn.record.articles import articles_record
 from allattn.record.result import corpus_record, model_record
 from allattn.record.result_table import print_result
 from allattn.settings import Resume, RunSettings, plain
@@ -49,6 +52,7 @@ class Run(Generic[Settings]):
         record: what every checkpoint says of text and origin, once begun.
         state: the checkpoint that it goes on from; None before the first one.
         loggers: where rows of metrics go, once logging has started.
+        articles: nats by article of the models scored, by name.
     """
 
     corpus: Corpus
@@ -60,6 +64,7 @@ class Run(Generic[Settings]):
         self.folder = folder
         self.phases = phases
         self.state: dict[str, Any] | None = None
+        self.articles: dict[str, Any] = {}
         self._began = time.time()
         self._open = ExitStack()
 
@@ -132,7 +137,7 @@ class Run(Generic[Settings]):
                 raise InputError(f"{self.folder.last}: the first process has not written it; start all again")
             time.sleep(LOOK_AGAIN_SECONDS)
 
-    def score(self, model: AllAttentionLM) -> dict[str, Any]:
+    def score(self, name: str, model: AllAttentionLM) -> dict[str, Any]:
         """What the result says of a model: sizes, and its scores on valid and test, on the run's device."""
         settings = self.settings
         model.to(scoring_device(settings.trainer))
@@ -140,7 +145,8 @@ class Run(Generic[Settings]):
             split: score_split(model, self.corpus, split, settings.eval, progress=settings.trainer.progress)
             for split in ("valid", "test")
         }
-        return model_record(model, scores)
+        self.articles[name] = articles_record(scores)
+        return model_record(model, scores, settings.eval)
 
     def conclude(self, about: dict[str, Any], models: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """Write and print the result: what is true of every run, `about`, and the record of each model."""
@@ -160,6 +166,7 @@ class Run(Generic[Settings]):
         }
         forget_artifact(self.folder.last)
         log_result(self.loggers, result, self.folder.last, self.folder.tokenizer)
+        write_atomically(self.folder.articles, json.dumps(self.articles) + "\n")
         self.folder.write_result(result)  # the last: a kill before it repeats the rest
         print_result(settings.name, result["corpus"], models)
         return result

@@ -7,6 +7,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.backends.cpu import get_cpu_capability
+
 _PACKAGES = (
     "allattn",
     "torch",
@@ -27,6 +30,12 @@ def environment() -> dict[str, Any]:
     """
     versions = {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
     return {"git_revision": _git_revision(Path(__file__).resolve().parents[2]), "versions": versions}
+
+
+def device_name(device: torch.device) -> str:
+    """The kind of device and what is in use of it: a GPU's name, or the CPU's vector instructions."""
+    on_gpu = device.type == "cuda"
+    return f"{device.type} {torch.cuda.get_device_name(device) if on_gpu else get_cpu_capability()}"
 
 
 def _version(package: str) -> str:

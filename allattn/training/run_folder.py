@@ -27,6 +27,7 @@ class RunFolder:
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.csv"
         self.result = path / "result.json"
+        self.articles = path / "articles.json"  # nats by article, of each model and split of result.json
         self.failure = path / "failure.txt"  # the error that ended the last start, if one did
         self.checkpoints = path / "checkpoints"
         self.last = self.checkpoints / "last.ckpt"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from allattn.commands.evaluate import EvaluateSettings, Split, evaluate
 from allattn.data.config import Source
 from allattn.model.config import model_config_from_dict
 from allattn.pruning.schedule import Phase
+from allattn.record.articles import articles_from_record
 from allattn.settings import PruneSettings
 from allattn.stages.run import Run
 from allattn.training.checkpoints import read_checkpoint
@@ -24,6 +26,7 @@ from allattn.training.run_folder import RunFolder
 
 LogProbs = Callable[..., Tensor]
 STEPS, FREEZE = 30, 20
+EPS = np.finfo(np.float64).eps
 
 
 @dataclass
@@ -94,6 +97,33 @@ def test_tokens_scored_are_all_after_the_first(walk: Walk) -> None:
     for model in ("dense", "pruned"):
         for split in ("valid", "test"):
             assert walk.result[model][split]["tokens_scored"] == tokens[split] - 1
+
+
+def test_nats_by_article_lie_beside_the_result(walk: Walk, dense_run: RunFolder) -> None:
+    """They add up to the result's numbers to the last digits of a sum, for every model and split."""
+    for folder, models in ((dense_run, ["dense"]), (walk.folder, ["dense", "pruned"])):
+        result, kept = (json.loads(path.read_text()) for path in (folder.result, folder.articles))
+        assert list(kept) == models
+        for name in models:
+            assert list(kept[name]) == ["valid", "test"]
+            for split, articles in articles_from_record(kept[name]).items():
+                record = result[name][split]
+                assert articles.tokens.sum() == record["tokens_scored"]
+                nats = record["nats_per_token"] * record["tokens_scored"]
+                assert articles.nats.sum() == pytest.approx(nats, rel=record["tokens_scored"] * EPS)
+
+
+def test_the_result_says_how_it_was_scored(walk: Walk) -> None:
+    for model in ("dense", "pruned"):
+        how = walk.result[model]["evaluation"]
+        assert how.pop("device").startswith(("cpu ", "cuda "))
+        assert how == {
+            "mode": "memory",
+            "memory_length": 4,
+            "segment_length": walk.settings.eval.segment_length,
+            "eos_is_a_word": True,
+            "precision": "float32",
+        }
 
 
 def test_cut_model_is_the_gated_one_at_the_freeze(walk: Walk, log_probs: LogProbs) -> None:
