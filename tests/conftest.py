@@ -26,10 +26,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    absent = {}
     if not config.getoption("--slow"):
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="minutes long or gigabytes large; run with --slow"))
+        absent["slow"] = "minutes long or gigabytes large; run with --slow"
+    if not torch.cuda.is_available():
+        absent["gpu"] = "no CUDA device here"
+    for item in items:
+        for marker in absent.keys() & {mark.name for mark in item.iter_markers()}:
+            item.add_marker(pytest.mark.skip(reason=absent[marker]))
 
 
 NO_DROPOUT = {

@@ -15,7 +15,8 @@ from allattn.benchmark.config import BenchmarkConfig
 from allattn.benchmark.yardstick import attend_yardstick
 from allattn.data.segments import Ids, Segment, SegmentStream
 from allattn.model.config import ModelConfig
-from allattn.model.cores.core import Core, attend
+from allattn.model.cores.choose import CORES, attend
+from allattn.model.cores.inputs import Core, CoreInputs
 from allattn.model.generation import generate_tokens
 from allattn.model.language_model import AllAttentionLM
 from allattn.training.optimizers import clip_gradients, make_optimizer, parameter_groups
@@ -38,7 +39,7 @@ def variants(compiled: bool) -> list[Variant]:
     """Yardstick and ours, in both precisions; on request ours with compiled layers too."""
     names: list[tuple[str, Core, bool]] = [("yardstick", attend_yardstick, False), ("ours", attend, False)]
     if compiled:
-        names.append(("compiled", attend, True))
+        names.append(("compiled", CORES["plain"], True))
     return [Variant(name, precision, core, by) for precision in PRECISIONS for name, core, by in names]
 
 
@@ -89,9 +90,9 @@ class Subject:
     ) -> None:
         self.model = copy.deepcopy(model).to(device)
         self.variant, self.device = variant, device
-        for layer in self.model.stack:
-            layer.core = variant.core
-            if variant.compiled:
+        self.model.use_core(variant.core)
+        if variant.compiled:
+            for layer in self.model.stack:
                 layer.compile()
         self.clip = config.optimizer.gradient_clip
         self.optimizer = make_optimizer(
@@ -109,18 +110,20 @@ class Subject:
         return torch.randn(size, device=self.device)
 
     @cached_property
-    def core_inputs(self) -> list[tuple[Tensor, ...]]:
-        """Per layer with heads q, k, v, r, u, w, pk, pv as it hands them over, as leaves."""
+    def core_inputs(self) -> list[CoreInputs]:
+        """Of each layer with heads, what it hands to its core, as leaves."""
         return [self._core_inputs(heads) for heads in self.model.config.heads_present if heads]
 
-    def _core_inputs(self, heads: int) -> tuple[Tensor, ...]:
+    def _core_inputs(self, heads: int) -> CoreInputs:
         (rows, queries, _), config = self.x.shape, self.model.config
         keys, persistent = self._keys, config.persistent_vectors
         products = [(rows, queries), (rows, keys), (rows, keys), (keys,)]
         parameters: list[tuple[int, ...]] = [(), (), (persistent,), (persistent,)]
-        inputs = [self._normal(*size, heads, config.head_width).to(self._dtype) for size in products]
-        inputs += [self._normal(*size, heads, config.head_width) for size in parameters]
-        return tuple(x.requires_grad_() for x in inputs)
+        tensors = [self._normal(*size, heads, config.head_width).to(self._dtype) for size in products]
+        tensors += [self._normal(*size, heads, config.head_width) for size in parameters]
+        dropout, width = config.attention_dropout, config.head_width
+        numbers = (self._window, dropout, math.sqrt(width), math.sqrt(persistent))
+        return CoreInputs._make((*(x.requires_grad_() for x in tensors), *numbers))
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -188,15 +191,10 @@ class Subject:
 
     def core_training(self) -> None:
         """Forward and backward of every layer's attention core."""
-        config = self.model.config
-        key_scale, value_scale = math.sqrt(config.head_width), math.sqrt(config.persistent_vectors)
         for inputs in self.core_inputs:
-            q, k, v, r, u, w, pk, pv = inputs
             with self._mixed():
-                out = self.variant.core(
-                    q, k, v, r, u, w, pk, pv, self._window, config.attention_dropout, key_scale, value_scale
-                )
-            self._gradients(out, list(inputs))
+                out = self.variant.core(inputs)
+            self._gradients(out, list(inputs.tensors))
 
     def softmax_training(self) -> None:
         """Forward and backward of the adaptive softmax."""

@@ -10,24 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from allattn.model.cores.core import shift, visible
+from allattn.model.cores.inputs import CoreInputs, visible
+from allattn.model.cores.plain import shift
 
 
-def attend_yardstick(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    r: Tensor,
-    u: Tensor,
-    w: Tensor,
-    pk: Tensor,
-    pv: Tensor,
-    window: int,
-    dropout: float,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
-) -> Tensor:
-    """The same as `allattn.model.cores.core.attend`: same arguments, same outputs."""
+def attend_yardstick(inputs: CoreInputs) -> Tensor:
+    """A core like the package's own; see `allattn.model.cores.inputs.Core`."""
+    q, k, v, r, u, w, pk, pv, window, dropout, key_scale, value_scale = inputs
     batch, queries, width = q.shape[0], q.shape[1], q.shape[3]
     keys, persistent = k.shape[1], pk.shape[0]
     pk, pv = pk * key_scale, pv * value_scale

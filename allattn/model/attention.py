@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from allattn.model.config import ModelConfig
-from allattn.model.cores.core import Core, attend
+from allattn.model.cores.choose import attend
+from allattn.model.cores.inputs import Core, CoreInputs
 from allattn.model.feed_forward import FeedForward
 from allattn.model.initial import UnfilledLinear, normal_
 
@@ -106,7 +107,7 @@ class AllAttention(nn.Module):
         queries = x.shape[1]
         normed = self.norm(torch.cat([memory.to(x.dtype), x], dim=1))  # (B, S, d)
         by_head = (-1, self.head_width)
-        z = self.core(
+        inputs = CoreInputs(
             self.query(normed[:, -queries:]).unflatten(-1, by_head),
             self.key(normed).unflatten(-1, by_head),
             self.value(normed).unflatten(-1, by_head),
@@ -119,8 +120,8 @@ class AllAttention(nn.Module):
             self.attention_dropout if self.training else 0.0,
             key_scale=math.sqrt(self.head_width),
             value_scale=math.sqrt(len(self.persistent_values)),
-        )  # (B, T, h, c)
-        return self.after_heads(x, z, multipliers)
+        )
+        return self.after_heads(x, self.core(inputs), multipliers)
 
     def after_heads(self, x: Tensor, z: Tensor | None, multipliers: Tensor | None = None) -> Tensor:
         """The rest of the layer: sum of the heads, residual sum, feed-forward.

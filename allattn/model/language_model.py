@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from allattn.errors import InputError
 from allattn.model.attention import AllAttention
 from allattn.model.config import ModelConfig, check_model
+from allattn.model.cores.inputs import Core
 from allattn.model.embedding import AdaptiveEmbedding
 from allattn.model.positions import RelativePositions
 from allattn.model.softmax import TiedAdaptiveSoftmax
@@ -53,6 +54,11 @@ class AllAttentionLM(nn.Module):
     def trained(self) -> set[str]:
         """Names of the parameters with an effect: those that need heads have none where there are none."""
         return {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+    def use_core(self, core: Core) -> None:
+        """Let every layer compute with `core`; a layer that was told nothing chooses one at each call."""
+        for layer in self.stack:
+            layer.core = core
 
     def empty_memory(self, rows: int) -> Memory:
         """The memory at the start of a text: L tensors (rows, 0, d)."""

@@ -30,7 +30,7 @@ from allattn.training.language_task import LanguageTask
 from allattn.training.loading import build_model
 from allattn.training.loggers import finish_loggers, log_result, make_loggers
 from allattn.training.run_folder import RunFolder, open_run_folder
-from allattn.training.runner import fit, scoring_device
+from allattn.training.runner import fit, scoring_device, training_core
 from allattn.training.scoring import score_split
 from allattn.training.world import is_first_process, joined
 
@@ -90,8 +90,10 @@ class Run(Generic[Settings]):
         self.corpus, self.record = corpus, record
 
     def start_logging(self) -> None:
-        """Open metrics.csv and the W&B run, which end with this run."""
+        """Open metrics.csv and the W&B run, which end with this run; say what attention computes with."""
         settings = self.settings
+        if is_first_process():
+            print(f"attention core: {training_core(settings.trainer)}")
         about = plain(settings) | {"environment": environment(), "corpus": corpus_record(self.corpus)}
         self.loggers = make_loggers(
             settings.logger, self.folder.path, settings.name, settings.stage, settings.tags, about, self.step
@@ -158,6 +160,7 @@ class Run(Generic[Settings]):
             "tags": settings.tags,
             "seed": settings.seed,
             "environment": environment(),
+            "core": training_core(settings.trainer),
             **about,
             "checkpoint": str(self.folder.last),
             "corpus": corpus_record(self.corpus),

@@ -8,6 +8,7 @@ from allattn.errors import InputError, refuse_non_finite
 from allattn.model.config import ModelConfig
 
 STRATEGIES = ("auto", "ddp", "fsdp")  # auto: one process, or ddp where there are several
+CORES = ("auto", "plain", "recompute")  # attention cores: see allattn/model/cores/choose.py
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")  # of weights and products
 
 
@@ -93,6 +94,7 @@ class TrainerConfig:
     accumulation: int = 1  # groups of streams per update; does not change the update, only its memory
     log_interval: int = 50  # optimizer steps between rows of metrics
     checkpoint_interval: int = 1_000  # optimizer steps between checkpoints
+    core: str = "auto"  # of attention; recompute keeps no probabilities for the backward pass, plain does
     compile: bool = False  # torch.compile the layers: for GPUs, on a CPU it is slower
     progress: bool = True  # on standard error: a bar on a terminal, else a line every log_interval
 
@@ -154,6 +156,13 @@ def check_training(
         raise InputError(f"trainer.precision={trainer.precision}: must be one of {', '.join(PRECISIONS)}")
     if trainer.strategy not in STRATEGIES:
         raise InputError(f"trainer.strategy={trainer.strategy}: must be one of {', '.join(STRATEGIES)}")
+    if trainer.core not in CORES:
+        raise InputError(f"trainer.core={trainer.core}: must be one of {', '.join(CORES)}")
+    if trainer.core == "recompute" and trainer.compile:
+        raise InputError(
+            "trainer.core=recompute does not go with trainer.compile=true, which sees nothing inside it: "
+            "take trainer.core=auto (plain when compiled) or trainer.compile=false"
+        )
     if trainer.strategy == "fsdp" and trainer.precision not in ("32-true", "bf16-mixed"):
         raise InputError(
             f"trainer.strategy=fsdp does not go with trainer.precision={trainer.precision}: take 32-true or "

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from allattn.data.corpus import Corpus
 from allattn.data.segments import SegmentStream
 from allattn.errors import InputError, Interrupted, first_line
+from allattn.model.cores.choose import CORES, choose
 from allattn.training.between_steps import BetweenSteps
 from allattn.training.checkpoint_io import AtomicCheckpointIO
 from allattn.training.config import EvaluationConfig, ScheduleConfig, TrainerConfig
@@ -57,6 +58,11 @@ def scoring_device(trainer_config: TrainerConfig) -> torch.device:
     """Where one process scores a finished model: the GPU unless the settings say CPU or there is none."""
     gpu = torch.cuda.is_available() and trainer_config.accelerator in ("auto", "gpu", "cuda")
     return torch.device("cuda" if gpu else "cpu")
+
+
+def training_core(trainer_config: TrainerConfig) -> str:
+    """Name of the attention core that training computes with."""
+    return choose(trainer_config.core, scoring_device(trainer_config), trainer_config.compile)
 
 
 def check_precision(trainer_config: TrainerConfig) -> None:
@@ -147,6 +153,7 @@ def fit(
         limit_val_batches=0,
         log_every_n_steps=1,
     )
+    task.model.use_core(CORES[training_core(trainer_config)])
     if trainer_config.compile:
         # Layers differ in head count, and each is compiled with and without gradient and full memory.
         torch._dynamo.config.recompile_limit = max(8, 8 * len(task.model.layers))

@@ -17,7 +17,8 @@ from allattn.benchmark.memory import peak_bytes
 from allattn.benchmark.subject import Subject, Variant, new_model, text, with_heads, zipf_ids
 from allattn.benchmark.yardstick import attend_yardstick
 from allattn.model.config import ModelConfig
-from allattn.model.cores.core import attend, attend_plain
+from allattn.model.cores.choose import attend
+from allattn.model.cores.plain import attend_plain
 
 CPU = torch.device("cpu")
 

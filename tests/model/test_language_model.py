@@ -17,8 +17,9 @@ from support.reference import (
 from torch import Tensor, nn
 
 from allattn.errors import InputError
-from allattn.model.cores.core import attend_plain
-from allattn.model.cores.fused import attend_fused
+from allattn.model.cores.choose import attend
+from allattn.model.cores.inputs import Core
+from allattn.model.cores.plain import attend_plain
 from allattn.model.language_model import AllAttentionLM
 from allattn.model.positions import RelativePositions
 
@@ -297,29 +298,32 @@ def test_bfloat16_autocast_keeps_losses_in_float32() -> None:
     assert_close(again, exact_again, 0.1)
 
 
-@pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")),
-    ],
-)
-def test_a_device_computes_what_the_other_core_does_on_a_cpu(
-    device: str,
-) -> None:
-    """Losses and gradients in float64: the CPU's own core against the plain one, which a GPU takes too."""
-    ids, random = random_ids(2, 12), random_model()
-    found: list[list[Tensor]] = []
-    for where in ("cpu", device):
-        model = copy.deepcopy(random).to(where)
-        for layer in model.layers:
-            layer.core = attend_plain if found else attend_fused
-        memory = model.empty_memory(2)
-        total = ids.new_zeros((), dtype=torch.float64).to(where)
-        for segment in ids.to(where).split(6, dim=1):
-            nats, memory = model(segment[:, :-1], segment[:, 1:], memory)
-            total = total + nats.sum()
-        total.backward()
-        found.append([total, *(p.grad for p in model.parameters() if p.grad is not None)])
-    for one, other in zip(*found, strict=True):
-        assert_close(other.detach().cpu(), one.detach(), 1e-10)
+def losses_and_gradients(model: AllAttentionLM, ids: Tensor) -> list[Tensor]:
+    """Of two segments, on the CPU."""
+    memory = model.empty_memory(2)
+    losses = []
+    for segment in ids.to(model.positions.table.device).split(6, dim=1):
+        nats, memory = model(segment[:, :-1], segment[:, 1:], memory)
+        losses.append(nats)
+    torch.cat(losses).sum().backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [x.detach().cpu() for x in (*losses, *gradients)]
+
+
+@pytest.mark.numeric
+def test_plain_and_recomputing_cores_train_alike() -> None:
+    model, ids = random_model(), random_ids(2, 12)
+    other = copy.deepcopy(model)
+    other.use_core(attend_plain)
+    for one, two in zip(losses_and_gradients(model, ids), losses_and_gradients(other, ids), strict=True):
+        assert_close(one, two, 1e-10)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("core", [attend, attend_plain])
+def test_a_gpu_trains_like_a_cpu(core: Core) -> None:
+    model, ids = random_model(), random_ids(2, 12)
+    other = copy.deepcopy(model).cuda()
+    other.use_core(core)
+    for one, two in zip(losses_and_gradients(model, ids), losses_and_gradients(other, ids), strict=True):
+        assert_close(two, one, 1e-10)

@@ -1,83 +1,20 @@
-"""Both attention cores, and whole models, over shapes, heads, memories, dtypes and extreme numbers."""
+"""Whole models over shapes, heads, memories, dtypes and extreme numbers."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.reference import random_ids, random_memory, random_model, reference_attend, small_config
+from support.reference import random_ids, random_memory, random_model, small_config
 from torch import Tensor
 
-from allattn.model.cores.core import attend_plain
-from allattn.model.cores.fused import attend_fused
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import GatesConfig, Penalty
 from allattn.pruning.gates import HeadGates, decide_gates, penalty, sample_gates
 from allattn.pruning.surgery import absorb_scale, cut_model, plan_removal
 from allattn.training.checkpoints import write_checkpoint
 from allattn.training.loading import load_model
-
-Attend = Callable[..., Tensor]
-CORES = {"fused": attend_fused, "plain": attend_plain}
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.03}
-
-
-@st.composite
-def operands(draw: st.DrawFn) -> tuple[list[Tensor], int]:
-    """Arguments of a core in a drawn dtype, their sizes drawn too; the window."""
-    batch, queries, memory = draw(st.integers(1, 3)), draw(st.integers(1, 6)), draw(st.integers(0, 7))
-    heads, width, persistent = draw(st.integers(0, 4)), draw(st.integers(1, 5)), draw(st.integers(0, 6))
-    dtype = draw(st.sampled_from(list(TOLERANCE)))
-    noise = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
-    keys = memory + queries
-    shapes = [(batch, queries), (batch, keys), (batch, keys), (keys,), (), (), (persistent,), (persistent,)]
-    values = [
-        torch.randn(*shape, heads, width, generator=noise, dtype=torch.float64).to(dtype) for shape in shapes
-    ]
-    return values, draw(st.integers(0, keys + 2))
-
-
-def expected(values: list[Tensor], window: int) -> Tensor:
-    exact = [value.double() for value in values]
-    if not exact[0].numel():
-        return torch.zeros(exact[0].shape, dtype=torch.float64)
-    return reference_attend(*exact, window)
-
-
-@given(drawn=operands(), core=st.sampled_from(sorted(CORES)))
-@settings(max_examples=120, deadline=None, derandomize=True)
-def test_core_equals_the_loop(drawn: tuple[list[Tensor], int], core: str) -> None:
-    values, window = drawn
-    wanted = expected(values, window)
-    found = CORES[core](*values, window, 0.0)
-    assert found.dtype == values[0].dtype
-    assert found.shape == wanted.shape
-    scale = max(wanted.abs().max().item(), 1e-3) if wanted.numel() else 1.0
-    assert ((found.double() - wanted).abs() <= TOLERANCE[found.dtype] * scale).all()  # false for NaN
-
-
-@pytest.mark.parametrize("core", CORES)
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("sign", [1, -1])
-def test_logits_of_ten_thousand(core: str, dtype: torch.dtype, sign: int) -> None:
-    """The softmax becomes a choice of one key: its value, and no NaN in value or gradient."""
-    noise = torch.Generator().manual_seed(0)
-    q = torch.ones(1, 2, 1, 4, dtype=dtype)
-    k = torch.zeros(1, 3, 1, 4, dtype=dtype)
-    k[0, 1] = sign * 1e4  # a score of 2e4 for key 1, 0 for the others
-    v = torch.randn(1, 3, 1, 4, generator=noise, dtype=torch.float64).to(dtype)
-    r, u = torch.zeros(3, 1, 4, dtype=dtype), torch.zeros(1, 4, dtype=dtype)
-    pk, pv = torch.zeros(1, 1, 4, dtype=dtype), torch.zeros(1, 1, 4, dtype=dtype)
-    inputs = [x.requires_grad_() for x in (q, k, v, r, u, u.clone(), pk, pv)]
-    z = CORES[core](*inputs, 3, 0.0)
-    seen = [[1], [1]] if sign > 0 else [[0], [0, 2]]  # with the persistent one where key 1 is out
-    for query, keys in enumerate(seen):
-        mean = v[0, keys, 0].double().sum(0) / (len(keys) + (sign < 0))
-        torch.testing.assert_close(z[0, query, 0].double(), mean, rtol=0, atol=2 * TOLERANCE[dtype])
-    for gradient in torch.autograd.grad(z.sum(), inputs, allow_unused=True, materialize_grads=True):
-        assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

@@ -12,7 +12,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import open_dict
 from support.processes import ROOT, numbers, run, start
 
-from allattn.model.cores.core import attend_plain
+from allattn.model.cores.inputs import CoreInputs
+from allattn.model.cores.plain import attend_plain
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.gates import HeadGates
@@ -117,7 +118,7 @@ def test_the_core_compiles_to_one_graph() -> None:
         (vectors, heads, width),
     ]
     inputs = [torch.randn(shape, generator=noise) for shape in shapes]
-    explained = torch._dynamo.explain(attend_plain)(*inputs, 4, 0.0)
+    explained = torch._dynamo.explain(attend_plain)(CoreInputs(*inputs, window=4, dropout=0.0))
     assert explained.graph_break_count == 0, [reason.reason for reason in explained.break_reasons]
 
 

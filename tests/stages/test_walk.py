@@ -92,6 +92,15 @@ def test_result_is_that_of_the_saved_checkpoints(walk: Walk, dense_run: RunFolde
     assert walk.result["dense"]["test"] == reported["test"], "the dense model scores as after its training"
 
 
+@pytest.mark.parametrize(("core", "computed"), [("auto", "recompute"), ("plain", "plain")])
+def test_a_run_says_and_records_its_core(
+    runs: Any, capsys: pytest.CaptureFixture[str], core: str, computed: str
+) -> None:
+    folder = runs.run(runs.pretraining("run", trainer__core=core, schedule__steps=4))
+    assert capsys.readouterr().out.count(f"attention core: {computed}\n") == 1
+    assert json.loads(folder.result.read_text())["core"] == computed
+
+
 def test_tokens_scored_are_all_after_the_first(walk: Walk) -> None:
     tokens = walk.result["corpus"]["tokens"]
     for model in ("dense", "pruned"):

@@ -86,7 +86,7 @@ def reference_attend(
     window: int | None,
     keep: Tensor | None = None,
 ) -> Tensor:
-    """What `allattn.model.cores.core.attend` promises, one (row, head, query, key) at a time.
+    """What `allattn.model.cores.inputs.Core` promises, one (row, head, query, key) at a time.
 
     `window` None is the growing mask: all keys up to the query's own. `keep` (B, h, T, S + N) multiplies the
     probabilities: what dropout does.

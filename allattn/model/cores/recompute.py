@@ -1,4 +1,4 @@
-"""The attention core for CPUs: one autograd function, head by head, over one score buffer.
+"""The attention core that keeps no probabilities: one autograd function, head by head, over one score buffer.
 
 The arithmetic is that of the plain core; what differs is what is kept and moved.
 
@@ -6,39 +6,24 @@ The arithmetic is that of the plain core; what differs is what is kept and moved
 - Column e of the sequence part is position M' - W + e, so query i sees columns i..i+W and no others. That
   band is a strided view (row stride + 1): the position products, for W + 1 distances only, are copied into
   place without a shift or a mask; the rest of the sequence part is -inf before it is copied.
-- Of all that has the scores' size only the dropout mask is kept for the backward pass, as bits: scores and
-  probabilities are computed again.
-- The dropout mask is drawn from bytes of a generator seeded once a call from torch's default generator.
-- The buffers of a thread stay for its next call: fresh memory costs more than the softmax on it.
+- Between forward and backward stay the inputs and the bits of the dropout masks: scores and probabilities are
+  computed again.
+- How masks are drawn and where buffers come from is the workspace's.
 
     B rows, T queries, S keys in the sequence (memory first, M' = S - T), h heads present, c head width,
     N persistent vectors, W = min(window, S - 1)
 """
 
 import math
-import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_BLOCK = 16_384  # bytes of a dropout mask drawn at a time; their words fit into a core's cache
-_kept = threading.local()
-
-
-def _buffer(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """This thread's buffer of that name, with whatever an earlier call left in it; it never shrinks."""
-    if type(like) is not Tensor:  # a stand-in, of torch's shape inference for one
-        return like.new_empty(shape)
-    elements = math.prod(shape)
-    held: Tensor | None = getattr(_kept, name, None)
-    if held is None or held.numel() < elements or held.dtype != like.dtype:
-        with torch.inference_mode(False):  # fit for every later call
-            held = torch.empty(elements, dtype=like.dtype, device="cpu")
-        setattr(_kept, name, held)
-    return held[:elements].view(shape)
+from allattn.model.cores.inputs import CoreInputs
+from allattn.model.cores.workspace import Workspace
 
 
 def _by_head(x: Tensor) -> Tensor:
@@ -46,14 +31,17 @@ def _by_head(x: Tensor) -> Tensor:
     return x.movedim(-2, 0).contiguous()
 
 
+def _no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Products in the dtype of what they are given, on a device that knows nothing of autocast too."""
+    known = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if known else nullcontext()
+
+
 class _Heads:
     """The inputs of one call by head, and the buffers that all heads share."""
 
-    def __init__(
-        self, inputs: tuple[Tensor, ...], window: int, dropped: int, key_scale: float, value_scale: float
-    ) -> None:
-        """Inputs and scales as in `attend`; `dropped` of the 256 values of a byte drop a probability."""
-        q, k, v, r, u, w, pk, pv = inputs
+    def __init__(self, inputs: CoreInputs, workspace: Workspace) -> None:
+        q, k, v, r, u, w, pk, pv, window, dropout, key_scale, value_scale = inputs
         batch, queries, self.count, width = q.shape
         keys = k.shape[1]
         window = min(window, keys - 1)
@@ -73,9 +61,10 @@ class _Heads:
         self.pk, self.pv = pk.unbind(1), pv.unbind(1)  # (N, c) each
 
         self.shape = (batch, queries, self.span + len(pk))
-        self.scores = _buffer("scores", self.shape, self.qp)
-        self.dropped = dropped
-        self.keep = 1 - dropped / 256
+        self.workspace = workspace
+        self.scores = workspace.buffer("scores", self.shape, self.qp)
+        self.dropped = min(round(256 * dropout), 255)  # of the 256 values of a byte
+        self.keep = 1 - self.dropped / 256
 
     def band(self, scores: Tensor) -> Tensor:
         """(B, T, W+1) view of the visible columns of a score buffer, distance W first."""
@@ -106,28 +95,21 @@ class _Heads:
         torch.mm(self.qp[head], self.pk[head].T, out=self.persistent(scores))
         return torch.softmax(scores, -1, out=scores)
 
-    def draw(self, generator: np.random.BitGenerator) -> Tensor:
-        """uint8 with one bit for every probability (B, T, W+T+N) of a head, 1 where it is kept."""
-        bits = np.empty((self.scores.numel() + 7) // 8, dtype=np.uint8)
-        for block in np.split(bits, range(_BLOCK, len(bits), _BLOCK)):  # a word of 8 bytes for 8 bits
-            block[:] = np.packbits(generator.random_raw(len(block)).view(np.uint8) >= self.dropped)
-        return torch.from_numpy(bits)
-
     def mask(self, bits: Tensor) -> Tensor:
         """(B, T, W+T+N) in the scores' dtype, 1 where a probability is kept, else 0."""
-        kept = torch.from_numpy(np.unpackbits(bits.numpy(), count=self.scores.numel()))
-        return _buffer("mask", self.shape, self.scores).copy_(kept.view(self.shape))
+        kept = self.workspace.unpacked(bits, self.scores.numel())
+        return self.workspace.buffer("mask", self.shape, self.scores).copy_(kept.view(self.shape))
 
-    def forward(self, seed: int) -> tuple[Tensor, list[Tensor]]:
+    def forward(self) -> tuple[Tensor, list[Tensor]]:
         """z (B, T, h, c) and the bits of the heads' dropout masks, none without dropout."""
         batch, queries, _ = self.shape
         z = self.qp.new_empty(batch, queries, self.count, self.qp.shape[-1])
         masks = []
-        generator = np.random.SFC64(seed)
+        draws = self.workspace.masks(self.scores.numel(), self.dropped, self.scores.device)
         for head in range(self.count):
             scores = self.probabilities(head)
             if self.dropped:
-                masks.append(self.draw(generator))
+                masks.append(next(draws))
                 scores.mul_(self.mask(masks[-1]))
             out = torch.bmm(self.sequence(scores), self.v[head])
             out.flatten(0, 1).addmm_(self.persistent(scores), self.pv[head], alpha=self.value_scale)
@@ -149,7 +131,7 @@ class _Heads:
         dpk, dpv = (empty(len(self.pk[0]), self.count, width) for _ in range(2))
         for x in (dk[:, : self.first], dv[:, : self.first], dr[seen:]):  # of keys and distances not seen
             x.zero_()
-        work = _buffer("work", self.shape, self.scores)
+        work = self.workspace.buffer("work", self.shape, self.scores)
 
         for head in range(self.count):
             scores, dz = self.probabilities(head), dz_heads[head]
@@ -192,51 +174,38 @@ class _Heads:
 
 
 class _Attend(torch.autograd.Function):
-    """`attend` with a backward pass; keeps the inputs and the bits of the dropout mask."""
+    """The core with a backward pass; keeps the inputs and the bits of the dropout masks."""
 
     @staticmethod
-    def forward(ctx: Any, settings: tuple[int, int, float, float], seed: int, *inputs: Tensor) -> Tensor:
-        z, masks = _Heads(inputs, *settings).forward(seed)
-        ctx.save_for_backward(*inputs, *masks)
-        ctx.settings = settings
+    def forward(
+        ctx: Any, workspace: Workspace, numbers: tuple[int, float, float, float], *tensors: Tensor
+    ) -> Tensor:
+        z, masks = _Heads(CoreInputs._make((*tensors, *numbers)), workspace).forward()
+        ctx.save_for_backward(*tensors, *masks)
+        ctx.workspace, ctx.numbers = workspace, numbers
         return z
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        inputs, masks = saved[:8], saved[8:]
-        with torch.autocast(grad.device.type, enabled=False):
-            heads = _Heads(inputs, *ctx.settings)
+        tensors, masks = saved[:8], saved[8:]
+        with _no_autocast(grad.device):
+            heads = _Heads(CoreInputs._make((*tensors, *ctx.numbers)), ctx.workspace)
             return None, None, *heads.backward(grad, masks, ctx.needs_input_grad[2:])
 
 
-def attend_fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    r: Tensor,
-    u: Tensor,
-    w: Tensor,
-    pk: Tensor,
-    pv: Tensor,
-    window: int,
-    dropout: float,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
-) -> Tensor:
-    """`allattn.model.cores.core.attend` on a CPU, in the dtype of `q` (float32, float64 or bfloat16).
+def attend_recompute(inputs: CoreInputs, workspace: Workspace) -> Tensor:
+    """A core in the dtype of `q` on any device; see `Core`.
 
     The dropout probability is rounded to a multiple of 1/256 below 1, and what is kept is divided by the
     exact probability of keeping it.
     """
-    with torch.autocast(q.device.type, enabled=False):
-        inputs = tuple(x.to(q.dtype) for x in (q, k, v, r, u, w, pk, pv))
-        dropped = min(round(256 * dropout), 255)
-        seed = int(torch.randint(2**63 - 1, ())) if dropped else 0
-        settings = window, dropped, key_scale, value_scale
-        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-            result: Tensor = _Attend.apply(settings, seed, *inputs)
+    dtype, device = inputs.q.dtype, inputs.q.device
+    with _no_autocast(device):
+        tensors = tuple(x.to(dtype) for x in inputs.tensors)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            result: Tensor = _Attend.apply(workspace, inputs.numbers, *tensors)
             return result
-        z, _ = _Heads(inputs, *settings).forward(seed)
+        z, _ = _Heads(CoreInputs._make((*tensors, *inputs.numbers)), workspace).forward()
         return z
