@@ -35,9 +35,19 @@ def soft_sample(pi: Tensor, u: Tensor, config: GatesConfig) -> Tensor:
     return (concrete * (config.zeta - config.gamma) + config.gamma).clamp(0, 1)
 
 
-def decide_gates(pi: Tensor) -> Tensor:
-    """The deterministic gates 1[pi > 0] of evaluation and of the freeze, (h,)."""
-    return (pi > 0).to(pi.dtype)
+def decide_gates(pi: Sequence[Tensor], target_sparsity: float | None) -> list[Tensor]:
+    """The deterministic gates of evaluation and of the freeze, one (h,) vector per layer, without gradient.
+
+    1[pi > 0]; under a target, the heads that it keeps are those of the largest pi.
+    """
+    if target_sparsity is None:
+        return [(layer.detach() > 0).to(layer.dtype) for layer in pi]
+    return settle_gates(pi, heads_to_keep(target_sparsity, sum(map(len, pi))))
+
+
+def heads_to_keep(target_sparsity: float, heads: int) -> int:
+    """The number of heads that comes nearest to a target sparsity."""
+    return heads - round(target_sparsity * heads)
 
 
 def output_scale(gates: Tensor, original_heads: int) -> Tensor:
@@ -84,8 +94,8 @@ class HeadGates(nn.Module):
         self.config = config
         self.original_heads = original_heads
         self.constant_scales = list(constant_scales)
-        self.lagrange: Tensor
-        self.register_buffer("lagrange", torch.zeros(()))  # the controller's integral, in units of lambda
+        self.lagrange: Tensor  # integral of a controlled lambda; always there, so checkpoints are alike
+        self.register_buffer("lagrange", torch.zeros(()))
         self.pi = nn.ParameterList(torch.full((count,), float(config.initial_pi)) for count in heads)
 
     def sample(self, noise: torch.Generator) -> list[Tensor]:
@@ -102,8 +112,8 @@ class HeadGates(nn.Module):
         return gates
 
     def decide(self) -> list[Tensor]:
-        """The deterministic gates, one (h,) vector per layer, without gradient."""
-        return [decide_gates(pi.detach()) for pi in self.pi]
+        """`decide_gates` of these gates."""
+        return decide_gates(list(self.pi), self.config.target_sparsity)
 
     def scales(self, gates: Sequence[Tensor]) -> list[Tensor]:
         """s_g of every layer."""
@@ -120,21 +130,6 @@ class HeadGates(nn.Module):
     def expected_sparsity(self) -> Tensor:
         """Expected share of closed gates, 1 - mean of sigmoid(pi), a scalar."""
         return 1 - torch.sigmoid(torch.cat(list(self.pi)).detach()).mean()
-
-    def controlled_lambda(self, target: float) -> Tensor:
-        """lambda of this step under a target: integral plus proportional answer to the missing sparsity.
-
-        The augmented Lagrangian of the constraint "expected sparsity = target" (Wang, Wohlwend, Lei 2020):
-        its gradient with respect to pi is the penalty's times this number. Negative where too much is closed.
-        """
-        missing = target - self.expected_sparsity()
-        return self.lagrange + self.config.lambda_max * self.config.target_gain * missing
-
-    def ascend(self, target: float) -> None:
-        """One step of the multiplier: it grows while sparsity is missing and falls when there is too much."""
-        missing = target - self.expected_sparsity()
-        rate = self.config.lambda_max * 2 * self.config.target_gain / self.config.freeze_step
-        self.lagrange += rate * missing
 
     def penalty(self) -> Tensor:
         """Sum of the penalties of all gates of all layers."""

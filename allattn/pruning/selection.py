@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import GatesConfig, Scope, Selection
-from allattn.pruning.schedule import heads_to_keep
+from allattn.pruning.gates import heads_to_keep
 
 Batches = Iterable[tuple[Tensor, Tensor]]  # consecutive (inputs, targets) segments, (B, T) int64 each
 

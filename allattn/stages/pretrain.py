@@ -15,7 +15,8 @@ from allattn.model.config import (
     refuse_another_model,
 )
 from allattn.model.language_model import AllAttentionLM
-from allattn.pruning.schedule import Phase
+from allattn.pruning.objective import NoGates
+from allattn.pruning.phase import Phase
 from allattn.randomness import stream_seed
 from allattn.settings import PretrainSettings
 from allattn.stages.run import open_run
@@ -51,7 +52,7 @@ def pretrain(settings: PretrainSettings) -> dict[str, Any]:
         run.start_logging()
 
         torch.manual_seed(stream_seed(settings.seed, "weights"))
-        run.fit(run.task(AllAttentionLM(config), Phase.pretrain), settings.schedule.steps)
+        run.fit(run.task(AllAttentionLM(config), NoGates()), settings.schedule.steps)
 
         if not is_first_process():
             return {}

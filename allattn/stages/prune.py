@@ -16,7 +16,8 @@ from allattn.errors import InputError
 from allattn.model.config import model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import Selection
-from allattn.pruning.schedule import Phase
+from allattn.pruning.objective import FrozenGates, learned_gates
+from allattn.pruning.phase import Phase
 from allattn.pruning.selection import select_heads
 from allattn.pruning.surgery import plan_removal
 from allattn.randomness import generator
@@ -110,8 +111,8 @@ def _read_dense(settings: PruneSettings) -> _Dense:
 def _learn_gates(run: Run[PruneSettings], dense: _Dense) -> None:
     """Train weights and gates together up to the freeze."""
     model = dense.model() if run.state is None else run.saved_model()
-    task = run.task(model, Phase.gates, run.settings.gates)
-    run.fit(task, run.settings.gates.freeze_step)
+    gates = run.settings.gates
+    run.fit(run.task(model, learned_gates(gates, model.config, run.settings.seed)), gates.freeze_step)
 
 
 def _remove_heads(run: Run[PruneSettings], dense: _Dense) -> None:
@@ -123,7 +124,7 @@ def _remove_heads(run: Run[PruneSettings], dense: _Dense) -> None:
         write_checkpoint(run.folder.gates, uncut)
     else:
         model = dense.model()
-        uncut = run.task(model, Phase.fine_tune).checkpoint()
+        uncut = run.task(model, FrozenGates(model.config)).checkpoint()
         gates = select_heads(
             model.to(scoring_device(settings.trainer)),
             ((segment.inputs, segment.targets) for segment in _valid_segments(run, model)),
@@ -143,7 +144,8 @@ def _fine_tune(run: Run[PruneSettings]) -> None:
     steps = settings.schedule.steps
     if settings.gates.selection is not Selection.l0:
         steps -= settings.gates.freeze_step
-    run.fit(run.task(run.saved_model(), Phase.fine_tune), steps)
+    model = run.saved_model()
+    run.fit(run.task(model, FrozenGates(model.config)), steps)
 
 
 def _conclude(run: Run[PruneSettings], dense: _Dense) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from allattn.errors import InputError
 from allattn.files import write_atomically
 from allattn.model.config import model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
-from allattn.pruning.config import GatesConfig
-from allattn.pruning.schedule import Phase
+from allattn.pruning.objective import Objective
+from allattn.pruning.phase import Phase
 from allattn.record.articles import articles_record
 from allattn.record.result import corpus_record, model_record
 from allattn.record.result_table import print_result
@@ -106,18 +106,17 @@ class Run(Generic[Settings]):
         config = model_config_from_dict(self.state["allattn"]["model"])
         return build_model(config, self.state["state_dict"], self.folder.last)
 
-    def task(self, model: AllAttentionLM, phase: Phase, gates: GatesConfig | None = None) -> LanguageTask:
+    def task(self, model: AllAttentionLM, objective: Objective) -> LanguageTask:
         """A task on `model` with this run's settings; its checkpoints keep what `state` knows of gates."""
         settings, meta = self.settings, {} if self.state is None else self.state["allattn"]
         history = {name: meta[name] for name in AFTER_GATES if name in meta}
         return LanguageTask(
             model,
+            objective,
             settings.optimizer,
             settings.schedule,
             settings.seed,
             settings.trainer.accumulation,
-            gates,
-            phase,
             self.record | history,
         )
 

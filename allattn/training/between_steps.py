@@ -85,9 +85,7 @@ class BetweenSteps(Callback):
         if evaluates:
             score = self.evaluate(pl_module)
             row |= {"valid_loss": score.loss, "valid_perplexity": score.perplexity}
-            if pl_module.gates is not None:
-                row["valid_heads"] = _heads_used(pl_module)
-                row |= pl_module.pi_metrics()
+            row |= pl_module.gates.scoring_metrics()
             improved = score.loss < pl_module.best
             pl_module.best = min(pl_module.best, score.loss)
         if row:
@@ -153,17 +151,6 @@ class BetweenSteps(Callback):
 def _reading_is_free(trainer: L.Trainer) -> bool:
     """Whether a number of this step is at hand; on a GPU asking for it waits for the step's end."""
     return trainer.strategy.root_device.type == "cpu" or trainer.precision == "16-mixed"
-
-
-def _heads_used(task: LanguageTask) -> str:
-    """The heads that a scoring in the gate phase used: original indices, layers separated by bars."""
-    assert task.gates is not None
-    config = task.model.config
-    layers = []
-    for layer, gate in enumerate(task.gates.decide()):
-        opened = [head for head, value in zip(config.kept(layer), gate.tolist(), strict=True) if value]
-        layers.append(" ".join(map(str, opened)) or "none")
-    return " | ".join(layers)
 
 
 def _peak_memory(device: torch.device) -> int:

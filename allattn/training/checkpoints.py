@@ -16,7 +16,7 @@ from torch import Tensor
 from allattn.errors import InputError, fits_kind
 from allattn.files import write_atomically
 from allattn.model.config import ModelConfig, model_config_from_dict
-from allattn.pruning.schedule import Phase
+from allattn.pruning.phase import Phase
 from allattn.training.segment_memory import by_stream, is_memory
 from allattn.training.weights import check_weights
 

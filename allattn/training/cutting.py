@@ -5,25 +5,17 @@ from typing import Any
 from torch import Tensor
 
 from allattn.model.config import model_config_from_dict
-from allattn.pruning.gates import decide_gates, settle_gates
-from allattn.pruning.schedule import Phase, heads_to_keep
+from allattn.pruning.gates import decide_gates
+from allattn.pruning.phase import Phase
 from allattn.pruning.surgery import RemovalPlan, cut_tensor, is_gone, plan_removal
 from allattn.training.checkpoints import MODEL_PREFIX, gate_parameters, has_gates
-
-
-def decided(checkpoint: dict[str, Any]) -> list[Tensor]:
-    """The gates at the freeze, one (h,) vector per layer: 1[pi > 0], settled to the target's head count."""
-    pi, target = gate_parameters(checkpoint), checkpoint["allattn"]["target_sparsity"]
-    if target is None:
-        return [decide_gates(layer) for layer in pi]
-    return settle_gates(pi, heads_to_keep(target, sum(map(len, pi))))
 
 
 def freeze_plan(checkpoint: dict[str, Any]) -> RemovalPlan:
     """The removal of the heads whose gates a gate-phase checkpoint has closed."""
     meta = checkpoint["allattn"]
-    config = model_config_from_dict(meta["model"])
-    return plan_removal(config, decided(checkpoint), meta["output_scaling"])
+    gates = decide_gates(gate_parameters(checkpoint), meta["target_sparsity"])
+    return plan_removal(model_config_from_dict(meta["model"]), gates, meta["output_scaling"])
 
 
 def cut_checkpoint(checkpoint: dict[str, Any], plan: RemovalPlan) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The LightningModule of both commands: next-token loss over streams with memory, with or without gates."""
+"""The LightningModule of both commands: next-token loss over streams with memory, and an objective's part."""
 
 import math
 from typing import Any
@@ -11,11 +11,9 @@ from torch.optim import Optimizer
 
 from allattn.data.segments import Segment
 from allattn.model.language_model import AllAttentionLM, Memory
-from allattn.pruning.config import GatesConfig
-from allattn.pruning.gates import HeadGates
-from allattn.pruning.schedule import Phase, lambda_at, target_at
-from allattn.pruning.surgery import sparsity
-from allattn.randomness import generator, stream_seed
+from allattn.pruning.objective import Objective
+from allattn.pruning.phase import Phase
+from allattn.randomness import stream_seed
 from allattn.training.checkpoints import FORMAT_VERSION
 from allattn.training.config import OptimizerConfig, ScheduleConfig
 from allattn.training.optimizers import (
@@ -32,43 +30,35 @@ from allattn.training.sharding import average_gradients, shard
 class LanguageTask(L.LightningModule):
     """Trains a model on segments, carrying each stream group's memory from step to step.
 
-    Dropout noise is a function of (seed, process, micro-batch) and gate noise of (seed, optimizer step), so
-    a resumed run repeats an uninterrupted one and every process draws the same gates.
+    Dropout noise is a function of (seed, process, micro-batch): a resumed run repeats an uninterrupted one.
 
     Args:
         model: dense or cut.
-        optimizer: the weights' optimizer; `gates.learning_rate_ratio` times its rate for pi.
+        objective: what gates add to the next-token loss, and whether there are any.
+        optimizer: of the weights, and at the objective's `learning_rate_ratio` times their rate of pi.
         schedule: learning rate over the optimizer steps.
-        seed: of dropout and gate noise.
+        seed: of dropout.
         accumulation: micro-batches, each with its own group of streams, per optimizer step.
-        gates: settings of the gate phase; None = no gates (pretraining, fine-tuning after the removal).
-        phase: what a run without gates is: pretraining, or fine-tuning after the removal.
         record: plain values about the run (data, vocabulary hash) that every checkpoint carries.
     """
 
     def __init__(
         self,
         model: AllAttentionLM,
+        objective: Objective,
         optimizer: OptimizerConfig,
         schedule: ScheduleConfig,
         seed: int,
         accumulation: int = 1,
-        gates: GatesConfig | None = None,
-        phase: Phase = Phase.pretrain,
         record: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
-        self.gates: HeadGates | None = None
-        if gates is not None:
-            config = model.config
-            scales = [config.scale(layer) for layer in range(config.layers)]
-            self.gates = HeadGates(gates, config.heads_present, config.heads, scales)
+        self.gates = objective  # under this name its pi is in checkpoints
         self.optimizer_config = optimizer
         self.schedule = schedule
         self.seed = seed
         self.accumulation = accumulation
-        self.phase = Phase.gates if gates is not None else phase
         self.record = record or {}
         self.memory: dict[int, Memory] = {}  # of this process, by accumulation group of streams
         self._tokens_before = (
@@ -79,9 +69,10 @@ class LanguageTask(L.LightningModule):
         self.shown = ""  # beside the progress bar
         self._loss_sum: Tensor | float = 0.0
 
-    def decided_multipliers(self) -> list[Tensor] | None:
-        """Multipliers of the deterministic gates, for evaluation; None without gates."""
-        return None if self.gates is None else self.gates.multipliers(self.gates.decide())
+    @property
+    def phase(self) -> Phase:
+        """Where the run is."""
+        return self.gates.phase
 
     def training_step(self, batch: Segment, batch_idx: int) -> Tensor:
         """Loss of one micro-batch in nats per token, plus lambda times the penalty."""
@@ -92,76 +83,21 @@ class LanguageTask(L.LightningModule):
         memory = self.memory.get(batch.group)
         if memory is None or batch.starts_over:
             memory = self.model.empty_memory(len(batch.inputs))
-        multipliers = None
-        sampled: list[Tensor] = []
-        if self.gates is not None:
-            sampled = self.gates.sample(generator(self.seed, "gates", step))
-            multipliers = self.gates.multipliers(sampled)
-        nats, self.memory[batch.group] = self.model(batch.inputs, batch.targets, memory, multipliers)
+        draw = self.gates.draw(step)
+        nats, self.memory[batch.group] = self.model(batch.inputs, batch.targets, memory, draw.multipliers)
         loss = nats.mean()
         self._loss_sum = (0.0 if batch.group == 0 else self._loss_sum) + loss.detach()
         if batch.group == self.accumulation - 1:
-            self.last = {"loss": self._loss_sum / self.accumulation}
-        if self.gates is None:
-            return loss
-        weight, penalty = self._lambda(step), self.gates.penalty()
-        total = loss + weight * penalty
-        if batch.group == self.accumulation - 1:
-            self.last |= self._gate_metrics(sampled, weight, penalty)
-            if self.gates.config.target_sparsity is not None:
-                self.gates.ascend(target_at(self.gates.config, step))
-        return total
-
-    def _lambda(self, step: int) -> float | Tensor:
-        """The penalty's weight: scheduled, or controlled where there is a target sparsity."""
-        assert self.gates is not None
-        if self.gates.config.target_sparsity is None:
-            return lambda_at(self.gates.config, step)
-        return self.gates.controlled_lambda(target_at(self.gates.config, step))
-
-    def _gate_metrics(self, sampled: list[Tensor], weight: float | Tensor, penalty: Tensor) -> dict[str, Any]:
-        assert self.gates is not None
-        opened = torch.stack([gate.detach().sum() for gate in sampled]).sum()
-        return {
-            "lambda": weight,
-            "penalty": penalty.detach(),
-            "loss_total": self.last["loss"] + weight * penalty.detach(),
-            "sparsity_sampled": 1 - opened / self.model.config.heads_total,
-        }
+            mean = self._loss_sum / self.accumulation
+            self.last = {"loss": mean} | self.gates.step_metrics(draw, mean)
+            self.gates.end_step(step)
+        return loss + draw.weight * draw.penalty
 
     def step_metrics(self) -> dict[str, Any]:
         """One row about the last optimizer step; numbers are averages over processes and accumulation."""
-        metrics: dict[str, Any] = {name: self._average(value) for name, value in self.last.items()}
-        metrics["perplexity"] = math.exp(min(metrics["loss"], 700.0))
-        metrics["phase"] = self.phase.value
-        if self.gates is not None:
-            decided = self.gates.decide()
-            ratio = self.gates.config.learning_rate_ratio
-            metrics["learning_rate_gates"] = metrics["learning_rate"] * ratio
-            for layer, (gate, scale) in enumerate(zip(decided, self.gates.scales(decided), strict=True)):
-                metrics[f"open_heads/layer_{layer:02d}"] = int(gate.sum())
-                metrics[f"s_g/layer_{layer:02d}"] = float(scale)
-            opened = sum(int(gate.sum()) for gate in decided)
-            metrics["sparsity"] = 1 - opened / self.model.config.heads_total
-        elif self.phase is Phase.fine_tune:
-            config = self.model.config
-            metrics |= {"lambda": 0.0, "penalty": 0.0, "loss_total": metrics["loss"]}
-            metrics["sparsity"] = sparsity(config)
-            for layer, heads in enumerate(config.heads_present):
-                metrics[f"open_heads/layer_{layer:02d}"] = heads
-                metrics[f"s_g/layer_{layer:02d}"] = config.scale(layer)
-        return metrics
-
-    def pi_metrics(self) -> dict[str, float]:
-        """pi of every gate, by layer and original head index; empty without gates."""
-        if self.gates is None:
-            return {}
-        config, values = self.model.config, self.gates.pi
-        return {
-            f"pi/layer_{layer:02d}/head_{head}": value
-            for layer in range(config.layers)
-            for head, value in zip(config.kept(layer), values[layer].tolist(), strict=True)
-        }
+        row: dict[str, Any] = {name: self._average(value) for name, value in self.last.items()}
+        row |= {"perplexity": math.exp(min(row["loss"], 700.0)), "phase": self.phase.value}
+        return row | self.gates.metrics(row["learning_rate"])
 
     def _average(self, value: Any) -> float:
         if isinstance(value, Tensor):
@@ -184,8 +120,7 @@ class LanguageTask(L.LightningModule):
             "phase": self.phase.value,
             "step": self.global_step,
             "best": self.best,
-            "output_scaling": self.gates.config.output_scaling if self.gates is not None else None,
-            "target_sparsity": self.gates.config.target_sparsity if self.gates is not None else None,
+            **self.gates.record(),
             "memory": self._gathered_memory(),
             "segment_length": self.schedule.segment_length,
             "tokens_seen": self.tokens_seen(),
@@ -235,14 +170,14 @@ class LanguageTask(L.LightningModule):
 
     def configure_optimizers(self) -> Optimizer:
         """One optimizer; its learning rates are set before every step from the step number alone."""
-        ratio = 1.0 if self.gates is None else self.gates.config.learning_rate_ratio
+        ratio = self.gates.learning_rate_ratio
         groups = parameter_groups(self.model, self.gates, self.optimizer_config, ratio)
         precision = getattr(self.trainer, "precision", "32-true")
         return make_optimizer(groups, self.optimizer_config, fused=not str(precision).startswith("16"))
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Set this step's learning rates; average the gradient of pi where the strategy leaves that."""
-        if self.device_mesh is not None and self.gates is not None:
+        if self.device_mesh is not None:
             average_gradients(self.gates.parameters())
         factor = learning_rate_factor(self.schedule, self.global_step)
         set_learning_rates(optimizer, self.optimizer_config.learning_rate, factor)

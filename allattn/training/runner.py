@@ -117,7 +117,7 @@ def fit(
 
     def evaluate(running: LanguageTask) -> Score:
         rank, world_size = running.global_rank, running.trainer.world_size
-        gates = running.decided_multipliers()
+        gates = running.gates.decided_multipliers()
         return score_split(running.model, corpus, "valid", evaluation, gates, rank, world_size)
 
     signals = StopSignals()

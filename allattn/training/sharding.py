@@ -36,6 +36,8 @@ def shard(model: AllAttentionLM, mesh: DeviceMesh) -> None:
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Average over the processes the gradients of weights that every process holds whole."""
     gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return
     together = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(together)
     together /= dist.get_world_size()

@@ -18,6 +18,7 @@ from allattn.pruning.gates import (
     sample_gates,
     soft_sample,
 )
+from allattn.pruning.objective import learned_gates
 from allattn.randomness import generator
 from allattn.training.config import OptimizerConfig, OptimizerName, ScheduleConfig
 from allattn.training.language_task import LanguageTask
@@ -125,7 +126,7 @@ def test_straight_through_gradient() -> None:
 
 
 def test_evaluation_gate_is_open_iff_pi_is_above_zero() -> None:
-    assert decide_gates(torch.tensor([-1.0, 0.0, 1e-30, 2.0])).tolist() == [0, 0, 1, 1]
+    assert decide_gates([torch.tensor([-1.0, 0.0, 1e-30, 2.0])], None)[0].tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(("still_open", "expected"), [(8, 1), (7, 8 / 7), (6, 8 / 6), (1, 8), (0, 8)])
@@ -205,13 +206,13 @@ def test_noise_is_drawn_for_each_head_layer_and_step() -> None:
 def gate_task(model: AllAttentionLM, optimizer: OptimizerConfig | None = None, **gates: Any) -> LanguageTask:
     schedule = ScheduleConfig(batch_size=2, segment_length=6, steps=100, warmup_steps=0)
     config = GatesConfig(freeze_step=100, **gates)
-    return LanguageTask(model, optimizer or OptimizerConfig(), schedule, 1, gates=config)
+    objective = learned_gates(config, model.config, 1)
+    return LanguageTask(model, objective, optimizer or OptimizerConfig(), schedule, 1)
 
 
 def pi_gradient(task: LanguageTask, batch: Segment) -> Tensor:
     task.zero_grad()
     task.training_step(batch, 0).backward()
-    assert task.gates is not None
     return torch.cat([pi.grad for pi in task.gates.pi if pi.grad is not None])
 
 
@@ -261,7 +262,6 @@ def test_without_data_loss_every_gate_falls_and_closes(random_model: Models, nam
         parameter_groups(task.model, task.gates, optimizer_config, 10.0), optimizer_config
     )
     set_learning_rates(optimizer, optimizer_config.learning_rate, 1.0)
-    assert task.gates is not None
     before = torch.cat(list(task.gates.pi)).detach().clone()
     batch = Segment(zero.long(), zero.long(), 0, True)
     for _ in range(400):

@@ -5,7 +5,7 @@ import pytest
 
 from allattn.errors import InputError
 from allattn.pruning.config import GatesConfig, check_gates
-from allattn.pruning.schedule import Phase, lambda_at, phase_at
+from allattn.pruning.objective import lambda_at
 
 PAPER = GatesConfig()
 
@@ -35,16 +35,6 @@ def test_lambda_without_warm_up_is_full_at_once() -> None:
 def test_freeze_at_the_end_of_the_warm_up() -> None:
     config = GatesConfig(lambda_warmup_steps=4, freeze_step=4)
     assert [lambda_at(config, step) for step in range(6)] == pytest.approx([0, 0.005, 0.01, 0.015, 0, 0])
-
-
-@pytest.mark.parametrize(("step", "phase"), [(0, Phase.gates), (15_999, Phase.gates)])
-def test_phase_before_the_freeze(step: int, phase: Phase) -> None:
-    assert phase_at(PAPER, step) is phase
-
-
-@pytest.mark.parametrize("step", [16_000, 16_001, 56_000])
-def test_phase_from_the_freeze_on(step: int) -> None:
-    assert phase_at(PAPER, step) is Phase.fine_tune
 
 
 @pytest.mark.parametrize(

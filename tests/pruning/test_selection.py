@@ -14,7 +14,7 @@ from allattn.data.corpus import prepare
 from allattn.model.attention import AllAttention
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import Scope, Selection
-from allattn.pruning.schedule import Phase
+from allattn.pruning.phase import Phase
 from allattn.pruning.selection import (
     gradient_scores,
     keep_highest,

@@ -1,6 +1,7 @@
 """A target sparsity instead of a lambda: the controller, the settling at the freeze, and whole tiny runs."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ from hypothesis import strategies as st
 from support.run_fixtures import MEASURED, Runs, Stop
 from torch import Tensor
 
+from allattn.commands.evaluate import EvaluateSettings, Split, evaluate
+from allattn.model.config import ModelConfig
 from allattn.pruning.config import GatesConfig
-from allattn.pruning.gates import HeadGates, decide_gates, settle_gates
-from allattn.pruning.schedule import heads_to_keep, target_at
+from allattn.pruning.gates import decide_gates, heads_to_keep, settle_gates
+from allattn.pruning.objective import TargetGates, target_at
 from allattn.training.checkpoints import gate_parameters, read_checkpoint
 from allattn.training.config import OptimizerConfig, OptimizerName
-from allattn.training.cutting import decided
+from allattn.training.cutting import freeze_plan
 from allattn.training.metrics import read_metrics
 from allattn.training.optimizers import make_optimizer
 from allattn.training.run_folder import RunFolder
@@ -38,9 +41,10 @@ LONG = {
 }
 
 
-def gates_at(*pi: list[float], **settings: Any) -> HeadGates:
-    config = GatesConfig(**{"target_sparsity": 0.5, **settings})
-    gates = HeadGates(config, [len(layer) for layer in pi], len(pi[0]), [1.0] * len(pi))
+def gates_at(*pi: list[float], **settings: Any) -> TargetGates:
+    config = GatesConfig(**{"target_sparsity": 0.5, "lambda_warmup_steps": 0, **settings})
+    heads = [list(range(len(layer))) for layer in pi]
+    gates = TargetGates(config, ModelConfig(layers=len(pi), heads=len(pi[0]), heads_kept=heads), 1)
     with torch.no_grad():
         for parameter, values in zip(gates.pi, pi, strict=True):
             parameter.copy_(torch.tensor(values))
@@ -77,7 +81,7 @@ class TestSettling:
     def test_gates_that_fit_stay_as_they_are(self) -> None:
         pi = [torch.tensor([1.0, -1.0]), torch.tensor([0.1, -0.1, 2.0])]
         for settled, layer in zip(settle_gates(pi, 3), pi, strict=True):
-            assert torch.equal(settled, decide_gates(layer))
+            assert torch.equal(settled, decide_gates([layer], None)[0])
 
     @pytest.mark.parametrize(
         ("keep", "expected"),
@@ -105,7 +109,7 @@ class TestSettling:
         keep = round(share * len(values))
         (settled,) = settle_gates([pi], keep)
         assert int(settled.sum()) == keep
-        before = decide_gates(pi)
+        (before,) = decide_gates([pi], None)
         changed = settled != before
         assert int(changed.sum()) == abs(keep - int(before.sum()))
         same_side = before == (1.0 if keep < int(before.sum()) else 0.0)
@@ -119,23 +123,24 @@ class TestController:
     def test_lambda_answers_to_the_missing_sparsity(self) -> None:
         gates = gates_at([0.0, 0.0], lambda_max=0.1, target_gain=5.0)  # expected sparsity 0.5
         assert float(gates.expected_sparsity()) == pytest.approx(0.5)
-        assert float(gates.controlled_lambda(0.7)) == pytest.approx(0.1 * 5 * 0.2)
-        assert float(gates.controlled_lambda(0.2)) == pytest.approx(-0.1 * 5 * 0.3)
-        assert float(gates.controlled_lambda(0.5)) == pytest.approx(0, abs=1e-7)
+        for target, missing in ((0.7, 0.2), (0.2, -0.3), (0.5, 0.0)):
+            gates.config.target_sparsity = target
+            assert float(gates.weight(0)) == pytest.approx(0.1 * 5 * missing, abs=1e-7)
 
     def test_expected_sparsity_is_over_all_heads(self) -> None:
         gates = gates_at([30.0, 30.0, 30.0], [-30.0], [])
         assert float(gates.expected_sparsity()) == pytest.approx(0.25)
 
     def test_multiplier_integrates_what_is_missing(self) -> None:
-        gates = gates_at([0.0, 0.0], lambda_max=0.1, target_gain=5.0, freeze_step=100)
-        gates.ascend(0.7)
+        gates = gates_at([0.0, 0.0], lambda_max=0.1, target_gain=5.0, freeze_step=100, target_sparsity=0.7)
+        gates.end_step(0)
         assert float(gates.lagrange) == pytest.approx(0.1 * 2 * 5 / 100 * 0.2)
-        before = float(gates.controlled_lambda(0.7))
-        gates.ascend(0.7)
-        assert float(gates.controlled_lambda(0.7)) > before, "it grows while sparsity is missing"
-        for _ in range(5):
-            gates.ascend(0.1)
+        before = float(gates.weight(1))
+        gates.end_step(1)
+        assert float(gates.weight(2)) > before, "it grows while sparsity is missing"
+        gates.config.target_sparsity = 0.1
+        for step in range(5):
+            gates.end_step(step)
         assert float(gates.lagrange) < 0, "and falls when there is too much"
         assert gates.lagrange.requires_grad is False
 
@@ -144,25 +149,57 @@ class TestController:
             gates = gates_at([0.5, -0.5, 1.0, -1.0], lambda_max=1.0, target_sparsity=target, freeze_step=300)
             optimizer = torch.optim.SGD(gates.parameters(), lr=0.5)
             first = float(gates.expected_sparsity())
-            for _ in range(300):
+            for step in range(300):
                 optimizer.zero_grad()
-                (gates.controlled_lambda(target) * gates.penalty()).backward()
-                gates.ascend(target)
+                (gates.weight(step) * gates.penalty()).backward()
+                gates.end_step(step)
                 optimizer.step()
             assert abs(float(gates.expected_sparsity()) - target) < 0.05
             assert target == 0.5 or abs(first - target) > 0.3
 
 
 def test_lamb_can_close_gates_that_are_all_alike() -> None:
-    gates = gates_at([2.0] * 8, [2.0] * 8, freeze_step=400)
+    gates = gates_at([2.0] * 8, [2.0] * 8, freeze_step=400, target_sparsity=0.6)
     group = {"name": "gates", "params": list(gates.pi), "weight_decay": 0.0}
     optimizer = make_optimizer([group], OptimizerConfig(OptimizerName.lamb, 0.02))
-    for _ in range(400):
+    for step in range(400):
         optimizer.zero_grad()
-        (gates.controlled_lambda(0.6) * gates.penalty()).backward()
-        gates.ascend(0.6)
+        (gates.weight(step) * gates.penalty()).backward()
+        gates.end_step(step)
         optimizer.step()
     assert float(gates.expected_sparsity()) == pytest.approx(0.6, abs=0.05)
+
+
+def test_one_decision_for_scoring_metrics_and_removal() -> None:
+    """pi > 0 for two gates, three are kept: all who ask hear of the same three."""
+    gates = gates_at([0.1, 0.1, -1.0, -1.0], target_sparsity=0.25)
+    assert [layer.tolist() for layer in gates.decide()] == [[1, 1, 1, 0]]
+    assert [layer.tolist() for layer in gates.decided_multipliers()] == [
+        pytest.approx([4 / 3, 4 / 3, 4 / 3, 0])
+    ]
+    row = gates.metrics(0.1) | gates.scoring_metrics()
+    assert (row["open_heads/layer_00"], row["sparsity"], row["valid_heads"]) == (3, 0.25, "0 1 2")
+    state = {f"gates.{name}": tensor for name, tensor in gates.state_dict().items()}
+    meta = {"model": gates.model.to_dict(), **gates.record()}
+    plan = freeze_plan({"state_dict": state, "allattn": meta})
+    assert plan.after.kept(0) == [0, 1, 2]
+    assert plan.after.scale(0) == pytest.approx(4 / 3)
+
+
+def test_row_at_the_freeze_is_of_the_heads_that_stay(runs: Runs, dense_run: RunFolder) -> None:
+    """Every gate starts open and hardly moves, so 1[pi > 0] would have scored all eight heads."""
+    settings = runs.pruning(
+        "freeze", dense_run.last, gates__target_sparsity=0.375, gates__learning_rate_ratio=1e-6
+    )
+    folder = runs.run(settings)
+    rows = read_metrics(folder.metrics)
+    kept = read_checkpoint(folder.last)["allattn"]["model"]["heads_kept"]
+    assert sum(map(len, kept)) == 5
+    assert rows[4]["valid_heads"] == " | ".join(" ".join(map(str, layer)) or "none" for layer in kept)
+    assert float(rows[4]["sparsity"]) == float(rows[5]["sparsity"]) == 0.375
+    text = replace(runs.data)
+    found = evaluate(EvaluateSettings(str(folder.gates), Split.valid, data=text, eval=settings.eval))
+    assert float(rows[4]["valid_loss"]) == pytest.approx(found["nats_per_token"], rel=1e-5)
 
 
 def expected_sparsity(checkpoint: dict[str, Any]) -> float:
@@ -192,10 +229,9 @@ def test_run_removes_the_targets_number_of_heads_at_the_freeze(
     kept = TOTAL - round(target * TOTAL)
     gated, last = read_checkpoint(folder.gates), read_checkpoint(folder.last)
     assert gated["allattn"]["step"] == FREEZE
-    assert sum(int(gates.sum()) for gates in decided(gated)) == kept
     heads = last["allattn"]["model"]["heads_kept"]
     assert sum(map(len, heads)) == kept
-    assert [gates.nonzero().flatten().tolist() for gates in decided(gated)] == heads
+    assert freeze_plan(gated).keep == heads
     result = folder.finished()
     assert result is not None
     assert result["pruned"]["heads_kept_total"] == kept

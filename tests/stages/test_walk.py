@@ -15,7 +15,7 @@ from allattn import stages
 from allattn.commands.evaluate import EvaluateSettings, Split, evaluate
 from allattn.data.config import Source
 from allattn.model.config import model_config_from_dict
-from allattn.pruning.schedule import Phase
+from allattn.pruning.phase import Phase
 from allattn.record.articles import articles_from_record
 from allattn.settings import PruneSettings
 from allattn.stages.run import Run

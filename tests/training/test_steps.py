@@ -10,6 +10,7 @@ from torch import Tensor
 from allattn.data.segments import Segment
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import GatesConfig
+from allattn.pruning.objective import learned_gates
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.config import OptimizerConfig, OptimizerName, ScheduleConfig
 from allattn.training.language_task import LanguageTask
@@ -78,13 +79,12 @@ def test_penalty_gradient_is_counted_once_for_all_micro_batches(
     gates = GatesConfig(lambda_max=0.5, lambda_warmup_steps=0)
     found: list[Tensor] = []
     for accumulation in (1, 4):
-        task = LanguageTask(
-            random_model(torch.float64), OptimizerConfig(), schedule, 1, accumulation, gates=gates
-        ).double()
+        model = random_model(torch.float64)
+        objective = learned_gates(gates, model.config, 1)
+        task = LanguageTask(model, objective, OptimizerConfig(), schedule, 1, accumulation).double()
         for group, rows in enumerate(ids.chunk(accumulation)):
             batch = Segment(rows[:, :-1], rows[:, 1:], group, True)
             (task.training_step(batch, group) / accumulation).backward()
-        assert task.gates is not None
         found.append(torch.cat([pi.grad for pi in task.gates.pi if pi.grad is not None]))
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
 
