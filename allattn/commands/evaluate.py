@@ -1,7 +1,9 @@
-"""Perplexity of any checkpoint, dense or pruned: allattn evaluate checkpoint=PATH [split=test]."""
+"""Perplexity of a model, dense or pruned, or of two on one text: allattn evaluate A [B] [split=test]."""
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,8 +11,14 @@ from omegaconf import MISSING
 
 from allattn.commands.run_command import Command
 from allattn.data.config import DataConfig, Source
+from allattn.data.corpus import Corpus
 from allattn.errors import InputError, first_line
-from allattn.record.result import score_record
+from allattn.files import write_atomically
+from allattn.model.language_model import AllAttentionLM
+from allattn.record.articles import articles_record
+from allattn.record.bootstrap import perplexity_difference
+from allattn.record.result import evaluation_record, score_record
+from allattn.record.score_lines import difference_line, score_lines
 from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoint_text import corpus_of
 from allattn.training.checkpoints import read_checkpoint
@@ -36,32 +44,92 @@ class EvaluateSettings:
     device: str = "cpu"
     data: DataConfig = field(default_factory=lambda: DataConfig(source=Source.checkpoint))
     eval: EvaluationConfig = field(default_factory=EvaluationConfig)
+    against: str | None = None  # a second checkpoint: both are scored, and their difference is given
+    articles: str | None = None  # a JSON file to write the nats of every article to
 
 
 def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
-    """Score one split exactly and print it.
+    """Score one split exactly and print it; with `against`, by both models and with their difference.
 
     Raises:
-        InputError: the checkpoint or the text cannot be used.
+        InputError: a checkpoint or the text cannot be used, or the models do not read the same tokens.
     """
     check_evaluation(settings.eval)
-    path = local_checkpoint(settings.checkpoint)
-    checkpoint = read_checkpoint(path)
-    model = rebuild(checkpoint, path).model
-    check_evaluated_distances(model.config, settings.eval)
-    _, corpus = corpus_of(settings.data, checkpoint, checked_tokenizer(path, checkpoint))
+    split, places = settings.split.value, [settings.checkpoint]
+    if settings.against is not None:
+        places.append(settings.against)
+    paths = [local_checkpoint(place) for place in places]
+    checkpoints = [read_checkpoint(path) for path in paths]
+    models = [rebuild(checkpoint, path).model for checkpoint, path in zip(checkpoints, paths, strict=True)]
+    for model in models:
+        check_evaluated_distances(model.config, settings.eval)
+    _, corpus = corpus_of(settings.data, checkpoints[0], checked_tokenizer(paths[0], checkpoints[0]))
+    for other in checkpoints[1:]:
+        _check_same_tokens(settings, corpus, other["allattn"])
+    scores, records = [], []
+    for place, model in zip(places, models, strict=True):
+        _move(model, settings.device)
+        score = score_split(model, corpus, split, settings.eval, progress=True)
+        how = evaluation_record(model, settings.eval)
+        lines = score_lines(split, score, how, model.config.heads_present)
+        print("\n".join(lines if settings.against is None else [place, *lines]))
+        scores.append(score)
+        records.append({**score_record(score), "evaluation": how})
+    if settings.articles is not None:
+        kept = {place: articles_record({split: score}) for place, score in zip(places, scores, strict=True)}
+        _write(Path(settings.articles).expanduser(), kept)
+    if settings.against is None:
+        return records[0]
+    one, another = (score.articles for score in scores)
+    difference = perplexity_difference(one, another)
+    print(f"{settings.checkpoint} minus {settings.against}: {difference_line(difference, one.unit)}")
+    return {**records[0], "against": records[1], "difference": asdict(difference)}
+
+
+def _check_same_tokens(settings: EvaluateSettings, corpus: Corpus, other: dict[str, Any]) -> None:
+    """Refuse a second model whose perplexity is not of the same tokens.
+
+    Raises:
+        InputError: says what differs.
+    """
+    pair = f"against={settings.against}: has"
+    if other["tokenizer_hash"] != corpus.tokenizer_hash:
+        raise InputError(
+            f"{pair} another vocabulary than checkpoint={settings.checkpoint}, so their perplexities do not "
+            "compare: train both with one data.tokenizer"
+        )
+    if settings.data.source is Source.checkpoint and other["fingerprint"] != corpus.fingerprint:
+        raise InputError(
+            f"{pair} another text than checkpoint={settings.checkpoint}: name the one to score both on by "
+            "data.source=files data.folder=FOLDER"
+        )
+
+
+def _move(model: AllAttentionLM, device: str) -> None:
     try:
-        model.to(torch.device(settings.device))
+        model.to(torch.device(device))
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device={settings.device} cannot be used here ({first_line(error)})") from None
-    result = score_split(model, corpus, settings.split.value, settings.eval, progress=True)
-    print(
-        f"{settings.split.value}: perplexity per word {result.word_perplexity:.4f}, "
-        f"per token {result.perplexity:.4f} ({result.loss:.6f} nats, {result.bits:.6f} bits); "
-        f"{result.tokens:,} tokens, {result.words:,} words scored; "
-        f"heads per layer {model.config.heads_present}"
-    )
-    return score_record(result)
+        raise InputError(f"device={device} cannot be used here ({first_line(error)})") from None
 
 
-COMMAND = Command("evaluate", EvaluateSettings, evaluate)
+def _write(path: Path, record: dict[str, Any]) -> None:
+    try:
+        write_atomically(path, json.dumps(record) + "\n")
+    except OSError as error:
+        raise InputError(f"articles={path}: cannot be written ({error.strerror})") from None
+
+
+def with_places_as_settings(arguments: list[str]) -> list[str]:
+    """`A` and `A B` written as `checkpoint=A` and `checkpoint=A against=B`.
+
+    Raises:
+        InputError: there are more than two.
+    """
+    places = [each for each in arguments if "=" not in each and not each.startswith("-")]
+    if len(places) > 2:
+        raise InputError(f"{' '.join(places)}: evaluate takes one checkpoint, or two to compare")
+    named = [f"{name}={place}" for name, place in zip(("checkpoint", "against"), places, strict=False)]
+    return [*named, *(each for each in arguments if each not in places)]
+
+
+COMMAND = Command("evaluate", EvaluateSettings, evaluate, respelled=with_places_as_settings)

@@ -11,7 +11,7 @@ from allattn.training.tally import ByArticle
 
 def articles_record(scores: Mapping[str, Score]) -> dict[str, Any]:
     """Plain values of the scores, by split; floats keep every bit."""
-    return {split: _plain(score.articles) for split, score in scores.items() if score.articles is not None}
+    return {split: _plain(score.articles) for split, score in scores.items()}
 
 
 def articles_from_record(record: Mapping[str, Any]) -> dict[str, ByArticle]:

@@ -15,7 +15,7 @@ from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM
 from allattn.training.config import EvaluationConfig, EvaluationMode
 from allattn.training.display import watched
-from allattn.training.tally import ByArticle, Tally
+from allattn.training.tally import NO_ARTICLES, ByArticle, Tally
 
 _NOTHING = Segment(
     torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), NOT_SCORED), 0, True, torch.zeros(1).long()
@@ -31,7 +31,7 @@ class Score:
     words: int | None = None  # words that the scored tokens spell, where a token is not a word
     unseen_nats: float = 0.0  # of tokens whose word the vocabulary lacks
     unseen_tokens: int = 0
-    articles: ByArticle | None = field(default=None, compare=False)  # the same nats; None: not asked for
+    articles: ByArticle = field(default=NO_ARTICLES, compare=False)  # the same nats and tokens by article
 
     @property
     def seen(self) -> "Score | None":
@@ -121,7 +121,6 @@ def score_split(
 
 
 def _of_all_processes(own: Score, device: torch.device) -> Score:
-    assert own.articles is not None
     floats = torch.tensor([own.nats, own.unseen_nats, *own.articles.nats], dtype=torch.float64, device=device)
     counts = torch.tensor([own.tokens, own.unseen_tokens, *own.articles.tokens], device=device)
     for total in (floats, counts):

@@ -19,9 +19,12 @@ class ByArticle:
     What stands before the first title belongs to the first article.
     """
 
-    unit: str  # article or block
+    unit: str  # articles, or blocks of 1,000 tokens
     nats: npt.NDArray[np.float64]  # (a,)
     tokens: npt.NDArray[np.int64]  # (a,)
+
+
+NO_ARTICLES = ByArticle("articles", np.zeros(0), np.zeros(0, np.int64))  # where sums were not asked for
 
 
 class Tally:
@@ -39,7 +42,7 @@ class Tally:
 
     def __init__(self, split: EncodedSplit) -> None:
         self._unseen = split.unseen
-        self._unit = "article" if len(split.articles) else "block"
+        self._unit = "articles" if len(split.articles) else f"blocks of {BLOCK:,} tokens"
         self._begins = np.arange(0, len(split.ids), BLOCK)
         if len(split.articles):
             self._begins = np.array([0, *split.articles[1:]])

@@ -13,7 +13,7 @@ def made_up(articles: int, noise: np.random.Generator, gap: float = 0.05) -> tup
     tokens = noise.integers(100, 400, articles)
     hardness = noise.normal(3.0, 0.3, articles)
     nats = [tokens * (hardness + mean + noise.normal(0, 0.05, articles)) for mean in (gap, 0.0)]
-    one, other = (ByArticle("article", of_model, tokens) for of_model in nats)
+    one, other = (ByArticle("articles", of_model, tokens) for of_model in nats)
     return one, other
 
 
@@ -72,11 +72,11 @@ def test_the_same_draws_for_both_models_and_every_time() -> None:
 
 def test_articles_without_a_scored_token_are_not_drawn() -> None:
     one, other = made_up(3, np.random.default_rng(4))
-    longer = [ByArticle("article", np.append(x.nats, 0.0), np.append(x.tokens, 0)) for x in (one, other)]
+    longer = [ByArticle("articles", np.append(x.nats, 0.0), np.append(x.tokens, 0)) for x in (one, other)]
     assert perplexity_difference(*longer) == perplexity_difference(one, other)
 
 
 def test_articles_of_another_text_are_refused() -> None:
     one, other = made_up(3, np.random.default_rng(5))
     with pytest.raises(ValueError, match="different texts"):
-        perplexity_difference(one, ByArticle("article", other.nats, other.tokens + 1))
+        perplexity_difference(one, ByArticle("articles", other.nats, other.tokens + 1))

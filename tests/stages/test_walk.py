@@ -87,7 +87,8 @@ def test_result_is_that_of_the_saved_checkpoints(walk: Walk, dense_run: RunFolde
                     checkpoint=str(path), split=split, data=walk.settings.data, eval=walk.settings.eval
                 )
             )
-            assert found == walk.result[name][split.value]
+            model = walk.result[name]
+            assert found == {**model[split.value], "evaluation": model["evaluation"]}
     reported = json.loads(dense_run.result.read_text())["dense"]
     assert walk.result["dense"]["test"] == reported["test"], "the dense model scores as after its training"
 

@@ -151,8 +151,6 @@ def test_processes_with_unequal_shares_add_up(
     assert together.nats == pytest.approx(alone.nats, rel=1e-12)
     assert together.unseen_tokens == alone.unseen_tokens == 4
     assert together.unseen_nats == pytest.approx(alone.unseen_nats, rel=1e-12)
-    assert together.articles is not None
-    assert alone.articles is not None
     assert together.articles.tokens.tolist() == alone.articles.tokens.tolist() == [29, 1, 39, 27]
     np.testing.assert_allclose(together.articles.nats, alone.articles.nats, rtol=1e-12)
 
@@ -172,8 +170,7 @@ def test_nats_by_article_and_of_unseen_words(random_model: Models, mode: Evaluat
     settings = EvaluationConfig(rows=3, segment_length=5, mode=mode, context=96, stride=20)
     result = score_split(model, corpus(IDS, len(IDS), bounds, unseen), "valid", settings)
     losses = losses_by_place(model)
-    assert result.articles is not None
-    assert result.articles.unit == "article"
+    assert result.articles.unit == "articles"
     expected = [losses[begin:end].sum() for begin, end in pairwise([0, *bounds[1:], len(IDS)])]
     np.testing.assert_allclose(result.articles.nats, expected, rtol=1e-9)
     assert result.unseen_nats == pytest.approx(losses[unseen].sum(), rel=1e-9)
@@ -187,8 +184,7 @@ def test_a_text_without_titles_is_scored_by_blocks_of_a_thousand_tokens(random_m
     ids = np.resize(IDS, 2_500)
     settings = EvaluationConfig(rows=7, segment_length=20)
     result = score_split(random_model(torch.float64), corpus(ids, len(ids)), "valid", settings)
-    assert result.articles is not None
-    assert result.articles.unit == "block"
+    assert result.articles.unit == "blocks of 1,000 tokens"
     assert result.articles.tokens.tolist() == [999, 1000, 500]
     assert result.articles.nats.sum() == pytest.approx(result.nats, rel=2_500 * EPS, abs=0)
 
