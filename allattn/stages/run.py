@@ -206,7 +206,9 @@ def open_run(settings: Settings, *phases: Phase) -> Iterator[Run[Settings]]:
     held: AbstractContextManager[RunFolder] = nullcontext(RunFolder(path))  # the first holds it for all
     with joined(settings.trainer):
         if is_first_process():
-            held = open_run_folder(path, plain(settings), settings.resume is Resume.changed)
+            defaults = plain(type(settings)())
+            changed = settings.resume is Resume.changed
+            held = open_run_folder(path, plain(settings), changed, defaults)
         with held as folder:
             run = Run(settings, folder, phases)
             with run._open:

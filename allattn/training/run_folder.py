@@ -72,13 +72,16 @@ def result_line(folder: RunFolder, result: dict[str, Any]) -> str:
 
 
 @contextmanager
-def open_run_folder(path: Path, config: dict[str, Any], accept_changes: bool) -> Iterator[RunFolder]:
+def open_run_folder(
+    path: Path, config: dict[str, Any], accept_changes: bool, defaults: dict[str, Any] | None = None
+) -> Iterator[RunFolder]:
     """Take the folder for this run: create it, or go on in it if it belongs to the same configuration.
 
     Args:
         path: the run folder.
         config: the resolved configuration, plain values.
         accept_changes: go on although the saved configuration is another one.
+        defaults: what settings were that a saved configuration of an earlier version does not have.
 
     Raises:
         InputError: another run is writing there, the folder is not a run's, or its configuration differs.
@@ -96,7 +99,7 @@ def open_run_folder(path: Path, config: dict[str, Any], accept_changes: bool) ->
         raise InputError(f"{path}: the run folder cannot be written ({error.strerror})") from None
     try:
         if folder.config.exists():
-            differing = _differences(_read_config(folder.config), config)
+            differing = _differences(_read_config(folder.config), config, defaults or {})
             saved = folder.last.exists() or folder.result.exists()
             fixed = [line for line in differing if _is_one_of(line.split(":")[0], _FIXED)]
             if saved and differing and (fixed or folder.result.exists() or not accept_changes):
@@ -158,8 +161,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    old, new = dict(flat(saved, ".")), dict(flat(now, "."))
+def _differences(saved: dict[str, Any], now: dict[str, Any], defaults: dict[str, Any]) -> list[str]:
+    old, new = dict(flat(defaults, ".")) | dict(flat(saved, ".")), dict(flat(now, "."))
     return [
         f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}"
         for key in sorted(old.keys() | new.keys())

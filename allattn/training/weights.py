@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allattn.errors import InputError
+from allattn.errors import InputError, first_line
 from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM, sizes_only
 
@@ -44,7 +44,10 @@ def check_weights(
         f"layers.{config.layers - 1}.bias" not in weights
     ):  # before as many layers are built as the file claims
         raise InputError(f"{wrong}layers.{config.layers - 1}.bias is absent")
-    model = sizes_only(config)
+    try:
+        model = sizes_only(config)
+    except RuntimeError as error:
+        raise InputError(f"{wrong}{first_line(error)}") from None  # more elements than can be counted
     wanted = model.state_dict()
     for name in sorted(wanted.keys() | weights.keys()):
         found, should = _described(weights.get(name)), _described(wanted.get(name))

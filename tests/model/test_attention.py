@@ -7,10 +7,12 @@ import pytest
 import torch
 from support.reference import assert_close, gradients, randomised, reference_layer, small_config
 from torch import Tensor
+from torch.func import functional_call
 
 from allattn.model.attention import AllAttention
 
 ALL = (0, 1, 2, 3)
+FEED_FORWARD = ("norm.weight", "norm.bias", "inner.weight", "inner.bias", "outer.weight", "outer.bias")
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class Case:
 
     heads: tuple[int, ...] = ALL
     persistent: int = 3
+    feed_forward: int = 0
     memory: int = 4
     queries: int = 5
     batch: int = 2
@@ -48,12 +51,25 @@ CASES = {
     "gates replace the constant scale": Case(heads=(0, 3), scale=2.0, multipliers=(4.0, 0.0)),
     "no heads": Case(heads=()),
     "no heads, gates": Case(heads=(), multipliers=()),
+    "Transformer-XL": Case(persistent=0, feed_forward=7),
+    "Transformer-XL, growing": Case(persistent=0, feed_forward=7, window=None, memory=2),
+    "Transformer-XL, gates of a cut layer": Case(
+        heads=(0, 2, 3), persistent=0, feed_forward=5, multipliers=(0.0, 2.0, 2.0)
+    ),
+    "Transformer-XL, constant scale": Case(heads=(0, 3), persistent=0, feed_forward=5, scale=2.0),
+    "Transformer-XL, no heads": Case(heads=(), persistent=0, feed_forward=7),
+    "persistent vectors and feed-forward": Case(feed_forward=7),
 }
 
 
 def build_layer(case: Case) -> AllAttention:
     kept = [list(case.heads), [0]]
-    config = small_config(persistent_vectors=case.persistent, heads_kept=kept, output_scale=[case.scale, 1.0])
+    config = small_config(
+        persistent_vectors=case.persistent,
+        feed_forward=case.feed_forward,
+        heads_kept=kept,
+        output_scale=[case.scale, 1.0],
+    )
     return randomised(AllAttention(config, 0).double())
 
 
@@ -106,6 +122,22 @@ def test_every_input_matters() -> None:
     assert seen.tolist() == [True] * 5 + [False] * 4  # distances 0..4; the rest lies beyond the window
 
 
+@pytest.mark.parametrize("persistent", [0, 2], ids=["Transformer-XL", "with persistent vectors"])
+@pytest.mark.parametrize("heads", [(0, 2), ()], ids=["two heads", "no head"])
+def test_gradients_equal_finite_differences(persistent: int, heads: tuple[int, ...]) -> None:
+    """Of x, memory, positions, multipliers and every parameter, the feed-forward sublayer's too."""
+    layer = build_layer(Case(heads, persistent, feed_forward=3)).requires_grad_()
+    inputs = [leaf(1, 2, 12), leaf(1, 2, 12), leaf(4, 12), leaf(len(heads))]
+    names, values = zip(*layer.named_parameters(), strict=True)
+
+    def output(x: Tensor, memory: Tensor, positions: Tensor, gates: Tensor, *parameters: Tensor) -> Tensor:
+        replaced = dict(zip(names, parameters, strict=True))
+        out: Tensor = functional_call(layer, replaced, (x, memory, positions, 2, gates))
+        return out
+
+    assert torch.autograd.gradcheck(output, (*inputs, *values), fast_mode=True)
+
+
 def test_closed_heads_get_no_gradient() -> None:
     layer = build_layer(Case())
     layer(leaf(2, 5, 12), leaf(2, 4, 12), leaf(9, 12), 4, torch.tensor([2.0, 0.0, 0.0, 2.0])).sum().backward()
@@ -113,10 +145,13 @@ def test_closed_heads_get_no_gradient() -> None:
     assert by_head.tolist() == [True, False, False, True]
 
 
-def test_without_heads_only_the_bias_trains() -> None:
-    """The one parameter with an effect (the comparison above: all other gradients are zero)."""
+def test_without_heads_only_what_needs_none_trains() -> None:
+    """The bias and the feed-forward sublayer (the comparison above: all other gradients are zero)."""
     layer = AllAttention(small_config(heads_kept=[[], [0]]), 0)
     assert [name for name, p in layer.named_parameters() if p.requires_grad] == ["bias"]
+    layer = AllAttention(small_config(heads_kept=[[], [0]], feed_forward=5), 0)
+    trained = {name for name, p in layer.named_parameters() if p.requires_grad}
+    assert trained == {"bias", *(f"feed_forward.{name}" for name in FEED_FORWARD)}
     assert all(p.requires_grad for p in AllAttention(small_config(heads_kept=[[], [0]]), 1).parameters())
 
 
@@ -211,8 +246,9 @@ def test_layer_by_hand(window: int, multipliers: list[float] | None, expected: l
 
 
 def test_initial_values() -> None:
-    """Persistent keys N(0, 1/d_h), values N(0, 1/N), projections N(0, 1/d); biases and u, v zero."""
-    layer = AllAttention(small_config(width=256, heads=4, persistent_vectors=400, layers=1), 0)
+    """Persistent keys N(0, 1/d_h), values N(0, 1/N), others N(0, 1/inputs); biases and u, v zero."""
+    sizes = {"width": 256, "heads": 4, "persistent_vectors": 400, "feed_forward": 900}
+    layer = AllAttention(small_config(layers=1, **sizes), 0)
     for name, std in {
         "persistent_keys": 64**-0.5,
         "persistent_values": 400**-0.5,
@@ -224,6 +260,10 @@ def test_initial_values() -> None:
         "content_bias": 0.0,
         "position_bias": 0.0,
         "bias": 0.0,
+        "feed_forward.inner.weight": 256**-0.5,
+        "feed_forward.inner.bias": 0.0,
+        "feed_forward.outer.weight": 900**-0.5,
+        "feed_forward.outer.bias": 0.0,
     }.items():
         values = layer.get_parameter(name)
         assert values.std().item() == pytest.approx(std, rel=0.03), name
@@ -238,6 +278,27 @@ def test_projection_dropout_covers_sum_and_bias_but_not_the_residual() -> None:
     dropped = ratio.abs() < 1e-9
     assert 0.3 < dropped.double().mean() < 0.7
     assert_close(ratio[~dropped], torch.full_like(ratio[~dropped], 2.0), 1e-9)
+
+
+def test_feed_forward_dropouts_cover_hidden_units_and_what_is_added() -> None:
+    """One hidden unit that is always 1: kept, it adds its outgoing weights twofold; dropped, nothing."""
+    layer = AllAttention(small_config(feed_forward=1, feed_forward_dropout=0.5), 0).double()
+    sublayer = layer.feed_forward
+    assert sublayer is not None
+    with torch.no_grad():
+        layer.output.weight.zero_()
+        sublayer.inner.weight.zero_()
+        sublayer.inner.bias.fill_(1)
+        sublayer.outer.weight.fill_(3)
+    x, memory, positions = leaf(20, 6, 12), leaf(20, 4, 12), leaf(10, 12)
+    added = layer.train()(x, memory, positions, 4) - x
+    assert_close(added, added[..., :1].expand_as(added), 1e-12)
+    assert added[..., 0].round().unique().tolist() == [0, 6]
+    layer.dropout.p = 0.5
+    added = layer(x, memory, positions, 4) - x
+    assert added.round().unique().tolist() == [0, 12]
+    assert not torch.equal(added.round(), added[..., :1].round().expand_as(added)), "of single dimensions"
+    assert_close(layer.eval()(x, memory, positions, 4) - x, torch.full_like(x, 3), 1e-12)
 
 
 def test_attention_dropout_in_training_only() -> None:

@@ -59,9 +59,9 @@ def test_steps_equal_the_text_at_once(
 ) -> None:
     """Same length: any head counts, s_g inside WO or not, prompts of 1 to several M, any memory."""
     draw = random.Random(case)
-    model = moderate(
-        random_model(dtype, seed=case, cutoffs=draw.choice([[], [10, 30]]), **random_heads(draw))
-    )
+    family = {"persistent_vectors": case % 3 * 3, "feed_forward": case % 4 * 5}
+    cutoffs = draw.choice([[], [10, 30]])
+    model = moderate(random_model(dtype, seed=case, cutoffs=cutoffs, **random_heads(draw), **family))
     memory_length = draw.choice([None, 1, 2, 5])
     length = memory_length or model.config.memory_length
     stepped = absorb_scale(model) if case % 2 else model
@@ -80,11 +80,11 @@ def test_extreme_head_counts(random_model: Models, heads: list[list[int]]) -> No
     assert (in_steps(model, ids, 3) - at_once(model, ids)[:, 2:]).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("persistent_vectors", [0, 3])
-def test_steps_equal_loop_reference(persistent_vectors: int) -> None:
+@pytest.mark.parametrize(("persistent_vectors", "feed_forward"), [(3, 0), (0, 5), (3, 5), (0, 0)])
+def test_steps_equal_loop_reference(persistent_vectors: int, feed_forward: int) -> None:
     """Against loops over the formulas, not the package's forward pass."""
     changes = {"heads_kept": [[1, 2], [0, 1, 3]], "output_scale": [2.0, 4 / 3]}
-    model = small_model(persistent_vectors=persistent_vectors, **changes)
+    model = small_model(persistent_vectors=persistent_vectors, feed_forward=feed_forward, **changes)
     ids = random_ids(1, 12)
     assert_close(in_steps(model, ids, 2), reference_model(model, ids)[:, 1:], 1e-10)
 
@@ -139,11 +139,12 @@ def products(run: Callable[[], object]) -> int:
 def test_multiply_adds_of_a_step_are_flat_and_those_of_the_formula(random_model: Models) -> None:
     """Every step's count is that of the keys it sees, and no more once there are M + 1 of them."""
     heads = [[0, 2, 3], [], list(range(8))]
-    model = random_model(heads_kept=heads, cutoffs=[])  # d 32, c 4, N 6, M 7; the embedding has no product
+    # d 32, c 4, N 6, M 7, F 9; the embedding has no product
+    model = random_model(heads_kept=heads, cutoffs=[], feed_forward=9)
     _, cache = read(model, torch.tensor([[1]]))
     counted = [products(lambda: step(model, torch.tensor([2]), cache)) for _ in range(40)]
     seen = [min(position + 1, 8) for position in range(1, 41)]
-    assert counted == [11 * (4 * 32 * 4 + 3 * keys * 4 + 2 * 6 * 4) for keys in seen]
+    assert counted == [11 * (4 * 32 * 4 + 3 * keys * 4 + 2 * 6 * 4) + 3 * 2 * 32 * 9 for keys in seen]
     assert counted[-1] == multiply_adds(model.config)
     hidden = torch.zeros(1, 32)
     assert products(lambda: next_log_probs(model, hidden)) == 32 * 50

@@ -117,8 +117,9 @@ def relative_difference(left: Tensor, right: Tensor) -> float:
     return float((left - right).norm() / right.norm())
 
 
-def test_adamw_gives_the_same_losses(random_model: Models) -> None:
-    both = freeze(random_model(torch.float64), ADAMW)
+@pytest.mark.parametrize("family", [{}, {"persistent_vectors": 0, "feed_forward": 9}], ids=str)
+def test_adamw_gives_the_same_losses(random_model: Models, family: dict[str, int]) -> None:
+    both = freeze(random_model(torch.float64, **family), ADAMW)
     before = {name: p.detach().clone() for name, p in both.masked.model.named_parameters()}
     masked = both.masked.losses(both.multipliers, ADAMW.gradient_clip)
     cut = both.cut.losses(None, ADAMW.gradient_clip)

@@ -31,12 +31,18 @@ def run_two(output: Path, script: str, *arguments: str) -> None:
     assert wait_for_both(started) == [0, 0], started[0].output + started[1].output
 
 
-def both(base: Path, script: str, arguments: Callable[[RunFolder], list[str]]) -> tuple[RunFolder, RunFolder]:
-    """The same run with sharded weights in two processes, and in one process."""
-    sharded, one = RunFolder(base / "sharded"), RunFolder(base / "one")
-    run_two(base, script, *arguments(sharded), *FSDP)
+def both(
+    base: Path,
+    script: str,
+    arguments: Callable[[RunFolder], list[str]],
+    strategy: tuple[str, ...] = FSDP,
+) -> tuple[RunFolder, RunFolder]:
+    """The same run in two processes, by default with sharded weights, and in one process."""
+    base.mkdir(exist_ok=True)
+    two, one = RunFolder(base / "two"), RunFolder(base / "one")
+    run_two(base, script, *arguments(two), *strategy)
     run(base / "output", script, *arguments(one))
-    return sharded, one
+    return two, one
 
 
 def assert_same_curve(
@@ -124,6 +130,26 @@ def test_a_layer_without_heads(tmp_path: Path, pruning: Arguments, dense_without
     )
     assert sorted(map(len, result(one)["pruned"]["heads_kept"])) == [0, 1]
     assert_same_curve(sharded, one, 1e-4)
+
+
+@pytest.mark.parametrize("strategy", [FSDP, DDP], ids=["fsdp", "ddp"])
+def test_a_transformer_xl_down_to_one_head(
+    tmp_path: Path, pretraining: Arguments, pruning: Arguments, strategy: tuple[str, ...]
+) -> None:
+    """No persistent vectors, so tensors without elements; a layer without heads has its feed-forward."""
+    sizes = ("model.persistent_vectors=0", "model.feed_forward=9")
+    sizes = (*sizes, "model.feed_forward_dropout=0", "schedule.steps=12", "eval.interval=4")
+    two, one = both(
+        tmp_path / "dense", "train.py", lambda folder: pretraining(folder, *sizes, dropout=0.0), strategy
+    )
+    assert_same_curve(two, one, 1e-5)
+    changes = ("gates.selection=random", "gates.target_sparsity=0.875")
+    two, one = both(
+        tmp_path / "pruned", "prune.py", lambda folder: pruning(folder, one.last, *changes), strategy
+    )
+    assert result(one)["pruned"]["family"] == "Transformer-XL"
+    assert sorted(map(len, result(one)["pruned"]["heads_kept"])) == [0, 1]
+    assert_same_curve(two, one, 1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,9 @@
 """An interrupted run that goes on is bit for bit the uninterrupted one, dropout and gate noise included."""
 
 import itertools
+import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from allattn.errors import InputError
 from allattn.model.language_model import AllAttentionLM
@@ -22,6 +25,8 @@ from allattn.training.signals import STOPS, hand_on
 Rows = Callable[[RunFolder], list[dict[str, str]]]
 # Lightning's own bookkeeping of batches; an uninterrupted run counts it otherwise than a resumed one.
 COMPARED = ("state_dict", "optimizer_states", "global_step", "allattn")
+
+TRANSFORMER_XL = {"model__persistent_vectors": 0, "model__feed_forward": 6}
 
 
 def assert_same(left: Any, right: Any, at: str = "") -> None:
@@ -106,6 +111,62 @@ def test_pruning_goes_on_after_any_stop(runs: Any, stop: Any, rows: Rows, dense_
     stop.by_crash(lambda: runs.run(settings), 5)
     stop.by_crash(lambda: runs.run(settings), 7)
     assert_same_runs(whole, runs.run(settings), rows, files)
+
+
+@pytest.mark.usefixtures("uneven_gates")
+def test_a_transformer_xl_goes_on_after_any_stop(runs: Any, stop: Any, rows: Rows) -> None:
+    """Pretraining, gate phase, freeze and fine-tuning; what the result says of it."""
+    whole = runs.run(runs.pretraining("whole", **TRANSFORMER_XL))
+    settings = runs.pretraining("stopped", **TRANSFORMER_XL)
+    stop.by_signal(lambda: runs.run(settings), 4)
+    assert_same_runs(whole, runs.run(settings), rows, ("last.ckpt", "best.ckpt"))
+    pruned = runs.run(runs.pruning("pruned", whole.last))
+    settings = runs.pruning("pruned-stopped", whole.last)
+    for step in (3, 5, 7):
+        stop.by_signal(lambda: runs.run(settings), step)
+    assert_same_runs(pruned, runs.run(settings), rows, ("gates.ckpt", "last.ckpt", "best.ckpt"))
+    result = json.loads(pruned.result.read_text())
+    dense, cut = result["dense"], result["pruned"]
+    assert dense["family"] == cut["family"] == "Transformer-XL"
+    assert cut["heads_kept"] == [[0, 2, 3], [1]]
+    of_a_head = 5 * 16 * 4 + 2 * 4  # d 16, c 4
+    assert dense["parameters"]["layers"] - cut["parameters"]["layers"] == 4 * of_a_head
+
+
+def test_a_model_of_another_family_is_refused_naming_both(runs: Any, stop: Any) -> None:
+    """By the folder's settings, and by the checkpoint where one was put into another run's folder."""
+    settings = runs.pretraining("one")
+    stop.by_signal(lambda: runs.run(settings), 2)
+    with pytest.raises(InputError, match=r"feed_forward: 0 -> 6; .*persistent_vectors: 4 -> 0"):
+        runs.run(runs.pretraining("one", **TRANSFORMER_XL))
+    other = runs.pretraining("other", **TRANSFORMER_XL)
+    stop.by_signal(lambda: runs.run(other), 2)
+    shutil.copy(runs.at(settings).last, runs.at(other).last)
+    with pytest.raises(InputError, match=r"\(All-attention\) .*\(Transformer-XL\): .*feed_forward: 0 -> 6"):
+        runs.run(other)
+
+
+def test_layers_that_are_attention_alone_are_said_once(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither persistent vectors nor a feed-forward sublayer is allowed, but hardly meant."""
+    runs.run(runs.pretraining("alone", schedule__steps=2, model__persistent_vectors=0))
+    assert capsys.readouterr().out.count("attention alone") == 1
+    runs.run(runs.pretraining("hybrid", schedule__steps=2, model__feed_forward=6))
+    assert "attention alone" not in capsys.readouterr().out
+
+
+def test_a_run_from_before_the_feed_forward_sublayer_goes_on(
+    runs: Any, stop: Any, rows: Rows, whole: RunFolder
+) -> None:
+    """Its config.yaml and its checkpoint have no such entries."""
+    settings = runs.pretraining("older", trainer__accumulation=2)
+    stop.by_signal(lambda: runs.run(settings), 4)
+    folder = runs.at(settings)
+    saved, checkpoint = yaml.safe_load(folder.config.read_text()), read_checkpoint(folder.last)
+    for sizes in (saved["model"], checkpoint["allattn"]["model"]):
+        del sizes["feed_forward"], sizes["feed_forward_dropout"]
+    folder.config.write_text(yaml.safe_dump(saved))
+    torch.save(checkpoint, folder.last)
+    assert_same_runs(whole, runs.run(settings), rows, ("last.ckpt", "best.ckpt"))
 
 
 def test_controlled_lambda_goes_on_after_a_stop(

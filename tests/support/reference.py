@@ -176,13 +176,29 @@ def reference_layer(
                 for h, block in enumerate(blocks):  # project per head, then add
                     projected = parameters["output.weight"][:, block] @ z[b, i, h]
                     outputs[b][i] = outputs[b][i] + multipliers[h] * projected
-    return torch.stack([vector for row in outputs for vector in row]).view(batch, queries, width)
+    vectors = [vector for row in outputs for vector in row]
+    if "feed_forward.inner.weight" in parameters:
+        vectors = [vector + _feed_forward(vector, parameters) for vector in vectors]
+    return torch.stack(vectors).view(batch, queries, width)
 
 
-def _norm(vector: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+def _norm(vector: Tensor, parameters: Mapping[str, Tensor], of: str = "") -> Tensor:
     centred = vector - vector.sum() / len(vector)
     variance = (centred * centred).sum() / len(vector)
-    return centred / torch.sqrt(variance + 1e-5) * parameters["norm.weight"] + parameters["norm.bias"]
+    weight, bias = parameters[f"{of}norm.weight"], parameters[f"{of}norm.bias"]
+    return centred / torch.sqrt(variance + 1e-5) * weight + bias
+
+
+def _feed_forward(vector: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """W2 ReLU(W1 LN(x) + b1) + b2, hidden unit by hidden unit."""
+    normed = _norm(vector, parameters, "feed_forward.")
+    added = parameters["feed_forward.outer.bias"]
+    into, out = parameters["feed_forward.inner.weight"], parameters["feed_forward.outer.weight"]
+    for unit, bias in enumerate(parameters["feed_forward.inner.bias"]):
+        score = torch.dot(into[unit], normed) + bias
+        if score > 0:
+            added = added + score * out[:, unit]
+    return added
 
 
 def reference_embedding(embedding: AdaptiveEmbedding, ids: Tensor, config: ModelConfig) -> Tensor:

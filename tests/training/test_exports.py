@@ -89,6 +89,21 @@ def exported(moderate_model: Models, tmp_path: Path) -> Path:
     return tmp_path / "export"
 
 
+def test_a_transformer_xl_is_exported_and_loaded(
+    random_model: Models, log_probs: LogProbs, tmp_path: Path
+) -> None:
+    """From its checkpoint of format 1 too; a layer without heads keeps its feed-forward sublayer."""
+    dense = random_model(torch.float64, persistent_vectors=0, feed_forward=9)
+    model = cut(dense, HEADS["no head in one layer"])
+    checkpoint = saved_checkpoint(model, tmp_path)
+    save_export(checkpoint, tmp_path / "export")
+    assert load_file(tmp_path / "export" / "model.safetensors")["layers.1.feed_forward.inner.weight"].any()
+    for source in (checkpoint, tmp_path / "export"):
+        loaded = allattn.load(source)
+        assert loaded.config.family == "Transformer-XL"
+        torch.testing.assert_close(log_probs(loaded), log_probs(model), rtol=0, atol=1e-10)
+
+
 def change_config(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     config = json.loads((folder / "config.json").read_text())
     change(config)

@@ -106,6 +106,10 @@ DAMAGES: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
     ),
     "sizes of the wrong kind": (edited(lambda c: c["allattn"]["model"].update(width="16")), "model.width"),
     "unknown sizes": (edited(lambda c: c["allattn"]["model"].update(depth=3)), "unknown entries: depth"),
+    "an endless feed-forward sublayer": (
+        edited(lambda c: c["allattn"]["model"].update(feed_forward=2**62)),
+        "do not fit the recorded sizes",
+    ),
     "a million layers": (edited(lambda c: c["allattn"]["model"].update(layers=10**6)), "layers.999999.bias"),
     "another phase": (edited(lambda c: c["allattn"].update(phase="dreaming")), "phase"),
     "gates without gates": (

@@ -48,6 +48,19 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def test_a_setting_that_the_saved_run_did_not_know_was_the_default(path: Path) -> None:
+    """A run of an earlier version goes on; a new setting that is not its default is a difference."""
+    defaults = changed(model={"feed_forward": 0})
+    with open_run_folder(path, defaults, False, defaults):
+        pass
+    other = changed(model={"feed_forward": 8})
+    with (
+        pytest.raises(InputError, match="feed_forward: 0 -> 8"),
+        open_run_folder(path, other, False, defaults),
+    ):
+        pass
+
+
 def test_other_settings_are_refused_with_their_keys(path: Path) -> None:
     other = changed(seed=2, schedule={"steps": 20}, model={"layers": 3})
     with pytest.raises(InputError) as refusal, open_run_folder(path, other, False):
