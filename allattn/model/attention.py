@@ -66,9 +66,9 @@ class AllAttention(nn.Module):
         self.persistent_values = nn.Parameter(torch.empty(config.persistent_vectors, present))
         self.dropout = nn.Dropout(config.projection_dropout)
         self.feed_forward = FeedForward(config) if config.feed_forward else None
-        if not self.heads_kept:
-            for name in self.NEEDS_HEADS:
-                self.get_parameter(name).requires_grad_(False)
+        for name, parameter in self.named_parameters():
+            if not parameter.numel() or (not self.heads_kept and name in self.NEEDS_HEADS):
+                parameter.requires_grad_(False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

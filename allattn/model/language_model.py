@@ -52,7 +52,7 @@ class AllAttentionLM(nn.Module):
 
     @property
     def trained(self) -> set[str]:
-        """Names of the parameters with an effect: those that need heads have none where there are none."""
+        """Names of the parameters with an effect; none have those without elements or without their heads."""
         return {name for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def use_core(self, core: Core) -> None:

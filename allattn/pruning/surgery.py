@@ -102,11 +102,6 @@ def cut_tensor(name: str, tensor: Tensor, plan: RemovalPlan) -> Tensor:
     return tensor.index_select(axis, index)
 
 
-def is_gone(name: str, plan: RemovalPlan) -> bool:
-    """Whether a parameter stops being trained: it needs heads, and its layer (or the model) keeps none."""
-    return name not in plan.trained
-
-
 def cut_model(model: AllAttentionLM, plan: RemovalPlan) -> AllAttentionLM:
     """A new, smaller model with the weights that stay; `model` is left as it was."""
     state = {name: cut_tensor(name, tensor, plan) for name, tensor in model.state_dict().items()}

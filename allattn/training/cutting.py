@@ -7,8 +7,9 @@ from torch import Tensor
 from allattn.model.config import model_config_from_dict
 from allattn.pruning.gates import decide_gates
 from allattn.pruning.phase import Phase
-from allattn.pruning.surgery import RemovalPlan, cut_tensor, is_gone, plan_removal
+from allattn.pruning.surgery import RemovalPlan, cut_tensor, plan_removal
 from allattn.training.checkpoints import MODEL_PREFIX, gate_parameters, has_gates
+from allattn.training.optimizers import select_parameters
 
 
 def freeze_plan(checkpoint: dict[str, Any]) -> RemovalPlan:
@@ -44,24 +45,13 @@ def cut_optimizer_state(state: dict[str, Any], plan: RemovalPlan) -> dict[str, A
 
     Moments have their parameter's shape and are cut like it; other entries (step counts) pass as they are.
     """
-    groups, kept = [], {}
-    number = 0
-    for group in state["param_groups"]:
-        if group["name"] == "gates":
-            continue
-        numbers, names = [], []
-        for old, name in zip(group["params"], group["param_names"], strict=True):
-            if is_gone(name, plan):
-                continue
-            entries = state["state"].get(old, {})
-            if entries:
-                kept[number] = {key: _cut_entry(name, value, plan) for key, value in entries.items()}
-            numbers.append(number)
-            names.append(name)
-            number += 1
-        if numbers:
-            groups.append({**group, "params": numbers, "param_names": names})
-    return {**state, "state": kept, "param_groups": groups}
+    state = select_parameters(state, plan.trained)
+    names = [name for group in state["param_groups"] for name in group["param_names"]]
+    moments = {
+        number: {key: _cut_entry(names[number], value, plan) for key, value in entries.items()}
+        for number, entries in state["state"].items()
+    }
+    return {**state, "state": moments}
 
 
 def _cut_entry(name: str, value: Any, plan: RemovalPlan) -> Any:

@@ -21,6 +21,7 @@ from allattn.training.optimizers import (
     learning_rate_factor,
     make_optimizer,
     parameter_groups,
+    select_parameters,
     set_learning_rates,
 )
 from allattn.training.segment_memory import by_stream, of_process
@@ -162,6 +163,10 @@ class LanguageTask(L.LightningModule):
         memory = [layer.to(self.trainer.strategy.root_device) for layer in memory]
         self.memory = of_process(memory, self.accumulation, self.global_rank, self.trainer.world_size)
         _count_batches(checkpoint["loops"], step * self.accumulation)
+        trained = {name for group in self._parameter_groups() for name, _ in group["params"]}
+        checkpoint["optimizer_states"] = [  # earlier versions trained parameters without elements
+            select_parameters(state, trained) for state in checkpoint["optimizer_states"]
+        ]
 
     def configure_model(self) -> None:
         """Shard the weights where the trainer's strategy does that; pi stays whole in every process."""
@@ -170,10 +175,13 @@ class LanguageTask(L.LightningModule):
 
     def configure_optimizers(self) -> Optimizer:
         """One optimizer; its learning rates are set before every step from the step number alone."""
-        ratio = self.gates.learning_rate_ratio
-        groups = parameter_groups(self.model, self.gates, self.optimizer_config, ratio)
         precision = getattr(self.trainer, "precision", "32-true")
-        return make_optimizer(groups, self.optimizer_config, fused=not str(precision).startswith("16"))
+        fused = not str(precision).startswith("16")
+        return make_optimizer(self._parameter_groups(), self.optimizer_config, fused)
+
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        ratio = self.gates.learning_rate_ratio
+        return parameter_groups(self.model, self.gates, self.optimizer_config, ratio)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Set this step's learning rates; average the gradient of pi where the strategy leaves that."""

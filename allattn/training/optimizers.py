@@ -1,6 +1,7 @@
 """Parameter groups, the optimizer, and the learning rate as a function of the optimizer step."""
 
 import math
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -92,6 +93,25 @@ def make_optimizer(
     if config.name is OptimizerName.muon:
         return MuonWithAdamW(groups, config.learning_rate, betas, config.eps)
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.eps, fused=fused)
+
+
+def select_parameters(state: dict[str, Any], names: Container[str]) -> dict[str, Any]:
+    """An optimizer's state dict with these parameters only, numbered anew; groups without any go."""
+    groups: list[dict[str, Any]] = []
+    kept: dict[int, Any] = {}
+    number = 0
+    for group in state["param_groups"]:
+        here = [pair for pair in zip(group["params"], group["param_names"], strict=True) if pair[1] in names]
+        numbers = list(range(number, number + len(here)))
+        number += len(here)
+        kept |= {
+            new: state["state"][old]
+            for new, (old, _) in zip(numbers, here, strict=True)
+            if state["state"].get(old)
+        }
+        if here:
+            groups.append({**group, "params": numbers, "param_names": [name for _, name in here]})
+    return {**state, "state": kept, "param_groups": groups}
 
 
 class MuonWithAdamW(torch.optim.Optimizer):

@@ -169,6 +169,25 @@ def test_a_run_from_before_the_feed_forward_sublayer_goes_on(
     assert_same_runs(whole, runs.run(settings), rows, ("last.ckpt", "best.ckpt"))
 
 
+def test_a_transformer_xl_from_when_empty_tensors_were_trained_goes_on(
+    runs: Any, stop: Any, rows: Rows
+) -> None:
+    """Its optimizer's state names persistent keys and values that have no elements."""
+    whole = runs.run(runs.pretraining("whole", **TRANSFORMER_XL))
+    settings = runs.pretraining("older", **TRANSFORMER_XL)
+    stop.by_signal(lambda: runs.run(settings), 4)
+    checkpoint = read_checkpoint(runs.at(settings).last)
+    (optimizer,) = checkpoint["optimizer_states"]
+    group = next(group for group in optimizer["param_groups"] if group["name"] == "layer_matrices")
+    empty = torch.empty(0, 16)
+    for number, name in enumerate(("layers.0.persistent_keys", "layers.1.persistent_values"), 1000):
+        group["params"].insert(1, number)
+        group["param_names"].insert(1, name)
+        optimizer["state"][number] = {"exp_avg": empty, "exp_avg_sq": empty}
+    torch.save(checkpoint, runs.at(settings).last)
+    assert_same_runs(whole, runs.run(settings), rows, ("last.ckpt", "best.ckpt"))
+
+
 def test_controlled_lambda_goes_on_after_a_stop(
     runs: Any, stop: Any, rows: Rows, dense_run: RunFolder
 ) -> None:
