@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from allattn.record.score_lines import how_line
 from allattn.training.flat_names import flat
 
 _READ = ("step", "loss", "sparsity", "valid_loss", "valid_perplexity")  # metrics that must be numbers
@@ -64,6 +65,8 @@ class ComparedRun:
     dense: ModelFacts  # before the pruning
     pruned: ModelFacts
     history: list[dict[str, float]]  # one row per step, in order, with `step`; what was measured there
+    scored: str | None  # how, in words; None in results of versions that did not record it
+    unseen_words: float | None  # share of the test text's words that the vocabulary lacks; None: likewise
 
     @property
     def freeze_step(self) -> int:
@@ -118,7 +121,7 @@ def compared_run(
     """
     settings = dict(flat(config, "."))
     record = dict(flat(result, "/"))
-    settings |= {f"environment.{name}": value for name, value in _environment(record).items()}
+    settings |= {f"environment.{name}": value for name, value in _below(record, "environment/").items()}
     for name_needed in ("seed", "gates.selection", "gates.freeze_step"):
         if name_needed not in settings:
             raise Damaged(f"its settings lack {name_needed}")
@@ -139,6 +142,8 @@ def compared_run(
             _model_facts(record, "dense"),
             _model_facts(record, "pruned"),
             rows,
+            how_line(how) if (how := _below(record, "pruned/evaluation/")) else None,
+            None if (unseen := record.get("corpus/unseen_words/test/share")) is None else float(unseen),
         )
     except KeyError as error:
         raise Damaged(f"its result lacks {error.args[0]}") from None
@@ -170,11 +175,11 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _environment(record: Mapping[str, Any]) -> dict[str, Any]:
+def _below(record: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {
-        name.removeprefix("environment/").replace("/", "."): value
+        name.removeprefix(prefix).replace("/", "."): value
         for name, value in record.items()
-        if name.startswith("environment/")
+        if name.startswith(prefix)
     }
 
 

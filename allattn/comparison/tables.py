@@ -102,6 +102,18 @@ def notes(comparison: Comparison) -> list[str]:
         known = {name: comparison.reference.get(name) for name in names}
         said = [setting_in_words(name, value) for name, value in known.items() if value is not None]
         lines.insert(0, f"full method: all three techniques, {', '.join(said)}")
+    return [*lines, *_how_scored(comparison)]
+
+
+def _how_scored(comparison: Comparison) -> list[str]:
+    """A line for every way in which runs were scored, and the words that the vocabulary lacks."""
+    tokens = comparison.runs[0].text[2]
+    ways = dict.fromkeys(run.scored for run in comparison.runs if run.scored)
+    lines = [f"scored {tokens:,} test tokens: {way}" for way in ways]
+    unseen = comparison.runs[0].unseen_words
+    if unseen is not None:
+        share = f"{unseen:.1%} of the test text's words" if unseen else "none"
+        lines.append(f"unseen words, scored as <unk>: {share}")
     return lines
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from allattn.data.corpus import Corpus
+from allattn.model.cores.choose import CORES, choose
 from allattn.model.counts import count_parameters, multiply_adds, parameters_per_head
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.surgery import sparsity
@@ -60,7 +61,7 @@ def evaluation_record(model: AllAttentionLM, settings: EvaluationConfig) -> dict
     memory_length: positions before its own that a token sees in every layer; in window mode no more than
     its window has. segment_length: tokens of a forward pass in memory mode. context, stride: tokens that a
     window reads before those it scores, and those. eos_is_a_word: the `<eos>` that ends a line is scored, and
-    counts as a word.
+    counts as a word. core: the attention core (see allattn/model/cores/choose.py).
     """
     spans = ("context", "stride") if settings.mode is EvaluationMode.window else ("segment_length",)
     table = model.positions.table
@@ -71,7 +72,14 @@ def evaluation_record(model: AllAttentionLM, settings: EvaluationConfig) -> dict
         "eos_is_a_word": True,
         "precision": str(table.dtype).removeprefix("torch."),
         "device": device_name(table.device),
+        "core": _core_name(model),
     }
+
+
+def _core_name(model: AllAttentionLM) -> str:
+    """The attention core that the model computes with where it is now."""
+    names = {core: name for name, core in CORES.items()}
+    return names.get(model.stack[0].core) or choose("auto", model.positions.table.device, compiled=False)
 
 
 def score_record(score: Score) -> dict[str, Any]:

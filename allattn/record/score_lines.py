@@ -18,14 +18,20 @@ def score_lines(split: str, score: Score, how: dict[str, Any], heads: list[int])
         how: from `evaluation_record`.
         heads: kept, of each layer.
     """
-    lengths = ", ".join(f"{name.replace('_', ' ')} {how[name]}" for name in _LENGTHS if name in how)
     return [
         f"{split}: perplexity per word {score.word_perplexity:.4f}, per token {score.perplexity:.4f} "
         f"({score.loss:.6f} nats, {score.bits:.6f} bits); {score.tokens:,} tokens, {score.words:,} words "
         f"scored; heads per layer {heads}",
-        f"mode {how['mode']}, {lengths}; <eos> scored as a word; {how['precision']}, {how['device']}",
+        how_line(how),
         _unseen_line(score),
     ]
+
+
+def how_line(how: dict[str, Any]) -> str:
+    """How something was scored, from `evaluation_record`."""
+    lengths = ", ".join(f"{name.replace('_', ' ')} {how[name]}" for name in _LENGTHS if name in how)
+    where = f"{how['precision']}, {how['device']}, {how['core']} core"
+    return f"mode {how['mode']}, {lengths}; <eos> scored as a word; {where}"
 
 
 def difference_line(found: TextInterval, unit: str) -> str:

@@ -11,7 +11,7 @@ from support.study_fixtures import PERPLEXITIES
 from support.made_up import config, history, result
 from rich.console import Console
 
-from allattn.comparison.compared_run import compared_run
+from allattn.comparison.compared_run import Damaged, compared_run
 from allattn.comparison.comparison import Comparison, compare
 from allattn.comparison.runs_local import read_local_runs
 from allattn.comparison.tables import (
@@ -147,3 +147,24 @@ def test_notes_say_which_settings_are_the_full_method(comparison: Comparison) ->
     assert notes(comparison)[0] == (
         "full method: all three techniques, lambda 0.02, lambda warm-up steps 75, initial pi 2"
     )
+
+
+def test_notes_say_how_runs_were_scored_where_they_recorded_it(comparison: Comparison) -> None:
+    assert not any("scored" in note for note in notes(comparison)), "results of an older version"
+    record = result(120)
+    record["corpus"]["unseen_words"] = {"test": {"count": 79, "share": 0.079}}
+    how = {"mode": "memory", "memory_length": 32, "segment_length": 64, "eos_is_a_word": True}
+    how |= {"precision": "float32", "device": "cpu AVX2", "core": "plain"}
+    record["pruned"]["evaluation"] = how
+    here = compared_run("a", "a", config("a"), record, history())
+    record["pruned"]["evaluation"] = how | {"device": "cuda"}
+    there = compared_run("b", "b", config("b", 2), record, history())
+    line = "scored 999 test tokens: mode memory, memory length 32, segment length 64; <eos> scored as a word"
+    assert notes(compare([here, there], []))[-3:] == [
+        f"{line}; float32, cpu AVX2, plain core",
+        f"{line}; float32, cuda, plain core",
+        "unseen words, scored as <unk>: 7.9% of the test text's words",
+    ]
+    del record["pruned"]["evaluation"]["mode"]
+    with pytest.raises(Damaged, match="its result lacks mode"):
+        compared_run("c", "c", config("c"), record, history())

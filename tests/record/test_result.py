@@ -5,6 +5,7 @@ from typing import Any
 
 from allattn.data.config import DataConfig
 from allattn.data.corpus import prepare
+from allattn.model.cores.choose import CORES
 from allattn.record.result import corpus_record, evaluation_record, score_record
 from allattn.training.config import EvaluationConfig, EvaluationMode
 from allattn.training.scoring import Score
@@ -23,11 +24,12 @@ def test_each_mode_is_described_by_its_own_lengths(random_model: Callable[..., A
     model = random_model()
     memory = evaluation_record(model, EvaluationConfig(memory_length=3, segment_length=11))
     window = evaluation_record(model, EvaluationConfig(mode=EvaluationMode.window, context=5, stride=2))
-    shared = {"eos_is_a_word": True, "precision": "float32", "device": memory["device"]}
+    shared = {"eos_is_a_word": True, "precision": "float32", "device": memory["device"], "core": "recompute"}
     assert memory == {"mode": "memory", "memory_length": 3, "segment_length": 11, **shared}
     assert window == {"mode": "window", "memory_length": 7, "context": 5, "stride": 2, **shared}
-    assert evaluation_record(model.double(), EvaluationConfig())["precision"] == "float64"
-    model.float()
+    model.double().use_core(CORES["plain"])
+    told = evaluation_record(model, EvaluationConfig())
+    assert (told["precision"], told["core"]) == ("float64", "plain")
 
 
 def test_perplexity_without_unseen_words() -> None:

@@ -4,7 +4,8 @@ from allattn.record.bootstrap import TextInterval
 from allattn.record.score_lines import difference_line, score_lines
 from allattn.training.scoring import Score
 
-HOW = {"mode": "memory", "memory_length": 3, "segment_length": 4, "precision": "float32", "device": "cpu x"}
+HOW = {"mode": "memory", "memory_length": 3, "segment_length": 4, "precision": "float32", "device": "cpu"}
+HOW["core"] = "plain"
 
 
 def test_without_unseen_words_and_with_nothing_else() -> None:

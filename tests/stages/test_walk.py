@@ -133,6 +133,7 @@ def test_the_result_says_how_it_was_scored(walk: Walk) -> None:
             "segment_length": walk.settings.eval.segment_length,
             "eos_is_a_word": True,
             "precision": "float32",
+            "core": "recompute",
         }
 
 
