@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,8 +21,9 @@ def load(path: str | PathLike[str]) -> AllAttentionLM:
     Raises:
         InputError: there is no such file or folder, or it is damaged.
     """
+    from allattn.files import user_path
     from allattn.training.exports import load_export
     from allattn.training.loading import load_model
 
-    where = Path(path).expanduser()
+    where = user_path("path", str(path))
     return load_export(where) if where.is_dir() else load_model(where).model.eval()

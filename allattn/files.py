@@ -1,5 +1,10 @@
-"""The one way to replace a file: whoever reads it, at any time, finds the old content or all of the new."""
+"""Files: places, locks, hashes, and the one way to replace a file.
 
+Whoever reads a file that is being replaced, at any time, finds the old content or all of the new.
+"""
+
+import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -7,7 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from filelock import FileLock
+
+from allattn.errors import InputError
+
 PARTIAL = ".partial"  # ends the name of what is being written; of a killed process it may be deleted
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], object]) -> None:
@@ -76,6 +86,67 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def user_path(setting: str, value: str) -> Path:
+    """The path that a setting gives, its ~ expanded.
+
+    Raises:
+        InputError: there is no home folder.
+    """
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise InputError(
+            f"{setting}={value}: ~ stands for no folder here (HOME is not set and the system knows no home "
+            f"of this user); give {setting} a path without ~"
+        ) from None
+
+
+def take_lock(path: Path, setting: str, timeout: float = -1) -> FileLock:
+    """Take the lock of a file, which is made where it is missing; `release` gives it back.
+
+    Args:
+        path: the lock's file.
+        setting: names the folder, for the error's advice.
+        timeout: how long to wait for another process, in seconds; -1 is without end.
+
+    Raises:
+        Timeout: another process holds it.
+        InputError: the file system has no locks.
+        OSError: the file cannot be made.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=timeout)
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+            raise
+        raise InputError(
+            f"{path.parent}: its file system has no locks, and nothing else keeps two processes from writing "
+            f"there at once; set {setting} to a folder of another file system, such as a local disk"
+        ) from None
+    return lock
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_version(path: Path) -> list[int]:
+    """Size, time of the content's last change and of any last change (nanoseconds).
+
+    The last one is the system's own and cannot be set back: an edit that keeps the size and restores the time
+    is another version. Two versions look alike only where all of it, edits and readings, happens within one
+    tick of the file system's clock.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
 def _partial(path: Path) -> Path:

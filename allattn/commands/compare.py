@@ -18,7 +18,7 @@ from allattn.comparison.runs_wandb import read_wandb_runs
 from allattn.comparison.summary_run import Destination, check_can_log, destination_of, log_summary_run
 from allattn.comparison.tables import csv_table, latex_table, markdown_table, notes, runs_csv, terminal_table
 from allattn.errors import InputError
-from allattn.files import write_atomically
+from allattn.files import user_path, write_atomically
 from allattn.training.config import WandbMode
 
 FLAGS = {"--wandb": "--wandb ENTITY/PROJECT", "--group": "--group GROUP"}  # other ways to write a setting
@@ -55,7 +55,7 @@ def compare_runs(settings: CompareSettings) -> Comparison:
     comparison = compare(runs, left_out, settings.vary)
     destination = _destination(settings, comparison) if settings.upload else None
     _print(comparison)
-    folder = Path(settings.folder).expanduser()
+    folder = user_path("folder", settings.folder)
     pictures = _write(comparison, folder)
     print(f"tables, pictures and report.html: {folder}", file=sys.stderr)
     if destination is not None:
@@ -65,7 +65,7 @@ def compare_runs(settings: CompareSettings) -> Comparison:
 
 def _read(settings: CompareSettings) -> tuple[list[ComparedRun], list[LeftOut]]:
     if settings.wandb is None:
-        folders = [Path(folder).expanduser() for folder in settings.runs or ["runs"]]
+        folders = [user_path("runs", folder) for folder in settings.runs or ["runs"]]
         return read_local_runs(folders, settings.group)
     if settings.runs is not None:
         raise InputError("give runs=[FOLDER,...] or wandb=ENTITY/PROJECT, not both")

@@ -8,7 +8,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
@@ -37,7 +36,7 @@ from allattn.data.vocabulary import (
     encode_words,
     is_word_level,
     load_tokenizer,
-    split_words,
+    number_of_words,
     tokenizer_hash,
     train_bpe,
     unknown_id,
@@ -45,7 +44,7 @@ from allattn.data.vocabulary import (
     word_tokenizer,
 )
 from allattn.errors import InputError
-from allattn.files import PARTIAL, new_folder
+from allattn.files import PARTIAL, new_folder, take_lock, user_path
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +59,8 @@ def prepare(config: DataConfig, progress: bool = True) -> Corpus:
     """Open the encoded text of `config`, encoding it first unless that has been done before.
 
     Several processes may call this at once: one encodes, the others wait. A folder under data.cache_folder is
-    complete or absent; a damaged one is encoded again.
+    complete or absent; a damaged one is encoded again. To open one that is complete takes no right to write
+    there: it may be another user's.
 
     Args:
         config: checked here.
@@ -68,10 +68,10 @@ def prepare(config: DataConfig, progress: bool = True) -> Corpus:
 
     Raises:
         InputError: settings contradict each other, the text is missing or not usable, its counts are not the
-            published ones, or the cache folder cannot be written.
+            published ones, or the cache folder is none, cannot be written or cannot be locked.
     """
     check_data(config)
-    cache = Path(config.cache_folder).expanduser()
+    cache = user_path("data.cache_folder", config.cache_folder)
     source = open_source(config)
     given = _given_tokenizer(config)
     try:
@@ -81,13 +81,15 @@ def prepare(config: DataConfig, progress: bool = True) -> Corpus:
         if corpus is not None:
             return corpus
         cache.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
+        lock = take_lock(cache / f"{folder.name}.lock", "data.cache_folder")
+        try:
             corpus = open_folder(folder)  # another process may have been faster
-            if corpus is not None:
-                return corpus
-            _discard(folder)
-            _build(config, source, key, given, folder, progress)
-            corpus = open_folder(folder)
+            if corpus is None:
+                _discard(folder)
+                _build(config, source, key, given, folder, progress)
+                corpus = open_folder(folder)
+        finally:
+            lock.release()
     except OSError as error:
         raise InputError(
             f"data.cache_folder={config.cache_folder}: {error.strerror or error}; free space there or name "
@@ -100,7 +102,7 @@ def prepare(config: DataConfig, progress: bool = True) -> Corpus:
 def _given_tokenizer(config: DataConfig) -> Tokenizer | None:
     if config.tokenizer in ("word", "bpe"):
         return None
-    tokenizer = load_tokenizer(Path(config.tokenizer).expanduser())
+    tokenizer = load_tokenizer(user_path("data.tokenizer", config.tokenizer))
     if config.source in RAW_SOURCES and is_word_level(tokenizer):
         raise InputError(
             f"data.tokenizer={config.tokenizer} is word level, but data.source={config.source.value} has no "
@@ -174,7 +176,7 @@ def _encoder(tokenizer: Tokenizer) -> Callable[[bytes], tuple[Encoded, int]]:
     def by_subwords(lines: bytes) -> tuple[Encoded, int]:
         ids = encode_subwords(lines, tokenizer)
         unseen = np.flatnonzero(ids == unknown) if unknown is not None else np.empty(0, np.int64)
-        return Encoded(ids, unseen), sum(1 for _ in split_words(lines))
+        return Encoded(ids, unseen), number_of_words(lines)
 
     return by_subwords
 

@@ -1,20 +1,26 @@
-"""An encoded text as it lies on disk: one folder with the ids of each split, the tokenizer and meta.json."""
+"""An encoded text as it lies on disk: one folder with the ids of each split, the tokenizer and meta.json.
+
+All files are hashed when they are written, and again when they are opened for the first time after any change
+of theirs (see `file_version`); the file `checked` remembers that, where the folder can be written.
+"""
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from allattn.data.vocabulary import Ids, Positions, save_tokenizer, tokenizer_hash
-from allattn.files import PARTIAL, write_atomically
+from allattn.files import PARTIAL, file_hash, file_version, write_atomically
 
-FORMAT = 2  # raise it when the folder's content for an unchanged text changes
+FORMAT = 3  # raise it when the folder's content for an unchanged text changes
 SPLITS = ("train", "valid", "test")
 ID_TYPE = np.dtype("<i4")
 POSITION_TYPE = np.dtype("<i8")
+_KINDS = ("unseen", "articles")  # of positions
+_CHECKED = "checked"
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,8 @@ class Meta:
     key: str  # of the text
     fingerprint: str
     tokenizer_hash: str
-    tokenizer_file: str  # SHA-256 of tokenizer.json
     splits: dict[str, Counts]
+    files: dict[str, str]  # SHA-256 of all others, by name
 
 
 def ids_file(folder: Path, split: str) -> Path:
@@ -80,39 +86,41 @@ def finish_folder(
 ) -> None:
     """Add the tokenizer and meta.json to a folder that has the ids and positions of all splits."""
     save_tokenizer(tokenizer, folder / "tokenizer.json")
-    file_hash = sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
-    meta = Meta(FORMAT, key, fingerprint, tokenizer_hash(tokenizer), file_hash, counts)
+    hashes = {file.name: file_hash(file) for file in sorted(folder.iterdir())}
+    meta = Meta(FORMAT, key, fingerprint, tokenizer_hash(tokenizer), counts, hashes)
     write_atomically(folder / "meta.json", json.dumps(asdict(meta), indent=1))
 
 
 def open_folder(folder: Path) -> Corpus | None:
     """The corpus in `folder`, or None where there is none that is whole and of this version."""
     meta = _read_meta(folder)
-    if meta is None:
-        return None
     try:
-        text = (folder / "tokenizer.json").read_bytes()
+        if meta is None or not _is_whole(folder, meta):
+            return None
+        tokenizer = Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
         splits = {split: _open_split(folder, split, meta.splits[split]) for split in SPLITS}
-    except (OSError, ValueError):
+    except OSError:
         return None
-    if sha256(text).hexdigest() != meta.tokenizer_file:
-        return None
-    tokenizer = Tokenizer.from_str(text.decode())
     return Corpus(tokenizer, meta.tokenizer_hash, tokenizer.get_vocab_size(), meta.fingerprint, splits)
 
 
 def _open_split(folder: Path, split: str, counts: Counts) -> EncodedSplit:
-    """The split's files; ValueError where one has not the size that was recorded."""
-    path = ids_file(folder, split)
-    kinds = ("unseen", "articles")
-    sizes = {path: counts.tokens * ID_TYPE.itemsize} | {
-        positions_file(folder, split, kind): getattr(counts, kind) * POSITION_TYPE.itemsize for kind in kinds
-    }
-    for file, size in sizes.items():
-        if file.stat().st_size != size:
-            raise ValueError(f"{file}: has not {size} bytes")
-    unseen, articles = (np.fromfile(positions_file(folder, split, kind), POSITION_TYPE) for kind in kinds)
-    return EncodedSplit(np.memmap(path, ID_TYPE, "r"), counts.tokens, counts.words, unseen, articles)
+    ids = np.memmap(ids_file(folder, split), ID_TYPE, "r")
+    unseen, articles = (np.fromfile(positions_file(folder, split, kind), POSITION_TYPE) for kind in _KINDS)
+    return EncodedSplit(ids, counts.tokens, counts.words, unseen, articles)
+
+
+def _is_whole(folder: Path, meta: Meta) -> bool:
+    """Whether all files are as they were written; hashed unless these versions of them have been before."""
+    versions = json.dumps({name: file_version(folder / name) for name in meta.files}).encode()
+    with suppress(OSError):
+        if (folder / _CHECKED).read_bytes() == versions:
+            return True
+    if any(file_hash(folder / name) != written for name, written in meta.files.items()):
+        return False
+    with suppress(OSError):  # the folder may be another user's
+        write_atomically(folder / _CHECKED, versions)
+    return True
 
 
 def find_folder(cache: Path, key: str, tokenizer: str) -> Path | None:

@@ -1,9 +1,7 @@
-"""One SHA-256 for the text of all splits, remembered per file version."""
+"""One SHA-256 for the text of all splits."""
 
 import hashlib
-import json
 from collections.abc import Iterable
-from pathlib import Path
 
 
 class Fingerprint:
@@ -30,10 +28,3 @@ def fingerprint(splits: Iterable[tuple[str, Iterable[bytes]]]) -> str:
         for chunk in chunks:
             result.update(chunk)
     return result.hexdigest()
-
-
-def file_versions(paths: Iterable[Path]) -> str:
-    """SHA-256 (hexadecimal) of the files' places, sizes and modification times."""
-    stats = [(str(path.resolve()), path.stat()) for path in paths]
-    versions = [(place, stat.st_size, stat.st_mtime_ns) for place, stat in stats]
-    return hashlib.sha256(json.dumps(versions).encode()).hexdigest()

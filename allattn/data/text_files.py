@@ -1,14 +1,17 @@
 """Local text files as byte chunks of whole lines, checked to be UTF-8."""
 
 import codecs
+import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
 from allattn.data.config import FILE_SETTINGS, DataConfig
-from allattn.data.fingerprint import file_versions, fingerprint
+from allattn.data.fingerprint import fingerprint
 from allattn.errors import InputError
-from allattn.files import write_atomically
+from allattn.files import file_version, user_path, write_atomically
 
 CHUNK_BYTES = 16 * 2**20
 
@@ -24,13 +27,17 @@ class FilesSource:
         self.paths = paths
 
     def key(self, cache: Path) -> str:
-        """SHA-256 of the content; remembered in `cache` by the files' places, sizes and times."""
+        """SHA-256 of the content; remembered by places and `file_version`s in `cache`, if possible."""
         for path in self.paths.values():
             _check_exists(path)
-        remembered = cache / "fingerprints" / file_versions(self.paths.values())
-        content = remembered.read_bytes().decode(errors="replace") if remembered.is_file() else ""
-        if not re.fullmatch("[0-9a-f]{64}", content):  # not there, or damaged
-            content = fingerprint((split, self.chunks(split)) for split in self.paths)
+        versions = [[str(path.resolve()), *file_version(path)] for path in self.paths.values()]
+        remembered = cache / "fingerprints" / sha256(json.dumps(versions).encode()).hexdigest()
+        with suppress(OSError):
+            content = remembered.read_bytes().decode(errors="replace")
+            if re.fullmatch("[0-9a-f]{64}", content):  # whole
+                return content
+        content = fingerprint((split, self.chunks(split)) for split in self.paths)
+        with suppress(OSError):
             remembered.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(remembered, content)
         return content
@@ -48,15 +55,16 @@ def split_paths(config: DataConfig) -> dict[str, Path]:
     """The file of each split, from data.folder or from the three data.*_file.
 
     Raises:
-        InputError: the folder does not exist.
+        InputError: the folder does not exist, or a ~ stands for none.
     """
     if config.folder is not None:
-        folder = Path(config.folder).expanduser()
+        folder = user_path("data.folder", config.folder)
         if not folder.is_dir():
             raise InputError(f"data.folder={config.folder}: there is no such folder")
         return {split: folder / f"wiki.{split}.tokens" for split in ("train", "valid", "test")}
-    named = {name.removesuffix("_file"): getattr(config, name) for name in FILE_SETTINGS}
-    return {split: Path(file).expanduser() for split, file in named.items()}
+    return {
+        name.removesuffix("_file"): user_path(f"data.{name}", getattr(config, name)) for name in FILE_SETTINGS
+    }
 
 
 def read_lines(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ these two tokens.
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,7 +24,10 @@ from allattn.files import write_atomically
 
 EOS, UNK = "<eos>", "<unk>"
 EOS_ID, UNK_ID = 0, 1  # of the word level
-LINES_PER_BATCH = 2_000
+# What the subword tokenizers are given at once, in characters: they need some hundred bytes for each.
+PIECE = 2**16
+BATCH = 2**19
+_END_OF_WORD = re.compile(r"(?<=\w) ")
 
 Ids = npt.NDArray[np.int32]
 Positions = npt.NDArray[np.int64]  # of tokens in a text, rising
@@ -47,6 +51,13 @@ class WordTable(dict[bytes, int]):
 def split_words(chunk: bytes) -> Iterator[bytes]:
     """The words of whole lines, each line followed by `<eos>`."""
     return filter(None, chunk.replace(b"\n", b" <eos> ").split(b" "))
+
+
+def number_of_words(chunk: bytes) -> int:
+    """How many `split_words` gives, without a list of them."""
+    in_word = ~np.isin(np.frombuffer(chunk, np.uint8), list(b" \n"))
+    ends = np.count_nonzero(in_word[:-1] & ~in_word[1:])  # the last byte is a line's end
+    return int(ends) + chunk.count(b"\n")
 
 
 def count_words(chunks: Iterable[bytes]) -> Counter[bytes]:
@@ -112,7 +123,8 @@ def train_bpe(chunks: Iterable[bytes], vocabulary_size: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_line_batches(chunks), trainer)
+    batches = _batches(chunks, in_pieces=True)
+    tokenizer.train_from_iterator(([piece for piece, _ in batch] for batch in batches), trainer)
     return tokenizer
 
 
@@ -124,15 +136,34 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
 
 
 def encode_subwords(chunk: bytes, tokenizer: Tokenizer) -> Ids:
-    """Ids (tokens,) int32 of whole lines, each line followed by `<eos>`."""
+    """Ids (tokens,) int32 of whole lines, each line followed by `<eos>`.
+
+    Memory: that of `BATCH` characters, or of the longest line where the tokenizer is not `splits_at_spaces`.
+    """
     eos = tokenizer.token_to_id(EOS)
     assert eos is not None
-    ids: list[int] = []
-    for lines in _line_batches([chunk]):
-        for line in tokenizer.encode_batch_fast(lines, add_special_tokens=False):
-            ids += line.ids
-            ids.append(eos)
-    return np.array(ids, np.int32)
+    parts: list[Ids] = []
+    for batch in _batches([chunk], splits_at_spaces(tokenizer)):
+        encoded = tokenizer.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)
+        for (_, ends_line), piece in zip(batch, encoded, strict=True):
+            parts.append(np.array([*piece.ids, eos] if ends_line else piece.ids, np.int32))
+    return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+
+def splits_at_spaces(tokenizer: Tokenizer) -> bool:
+    """Whether a line may be cut before a space that follows a letter or digit, and has the same ids.
+
+    True of byte-level BPE as trained here: such a space begins a pre-token, whose text alone decides its ids,
+    and no rule looks back across it.
+    """
+    split, added = tokenizer.pre_tokenizer, tokenizer.get_added_tokens_decoder().values()
+    return (
+        isinstance(split, pre_tokenizers.ByteLevel)
+        and split.use_regex
+        and not split.add_prefix_space
+        and tokenizer.normalizer is None
+        and not any(token.lstrip or token.rstrip or " " in token.content for token in added)
+    )
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -170,8 +201,26 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _line_batches(chunks: Iterable[bytes]) -> Iterator[list[str]]:
+def _batches(chunks: Iterable[bytes], in_pieces: bool) -> Iterator[list[tuple[str, bool]]]:
+    """Lines, or pieces of lines, with whether the line ends there; each list is about `BATCH` characters."""
+    batch: list[tuple[str, bool]] = []
+    size = 0
     for chunk in chunks:
-        lines = chunk.decode().split("\n")[:-1]
-        for start in range(0, len(lines), LINES_PER_BATCH):
-            yield lines[start : start + LINES_PER_BATCH]
+        for line in chunk.decode().split("\n")[:-1]:
+            for piece in _pieces(line) if in_pieces else [(line, True)]:
+                batch.append(piece)
+                size += len(piece[0]) + 1
+                if size >= BATCH:
+                    yield batch
+                    batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _pieces(line: str) -> Iterator[tuple[str, bool]]:
+    """A line cut at the first end of a word that comes `PIECE` characters after the cut before."""
+    start = 0
+    while end := _END_OF_WORD.search(line, start + PIECE):
+        yield line[start : end.start()], False
+        start = end.start()
+    yield line[start:], True

@@ -13,6 +13,7 @@ from typing import Any
 
 from allattn.data.segments import Segment
 from allattn.errors import InputError
+from allattn.files import file_hash
 from allattn.model.config import model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import Selection
@@ -26,7 +27,7 @@ from allattn.settings import PruneSettings
 from allattn.stages.run import Run, open_run
 from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoint_text import corpus_of, text_record
-from allattn.training.checkpoints import file_hash, has_gates, read_checkpoint, write_checkpoint
+from allattn.training.checkpoints import has_gates, read_checkpoint, write_checkpoint
 from allattn.training.config import EvaluationMode, check_distances
 from allattn.training.cutting import cut_checkpoint, freeze_plan
 from allattn.training.loading import build_model, checked_tokenizer, load_model

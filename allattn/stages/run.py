@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from lightning.pytorch.loggers import Logger
@@ -14,7 +13,7 @@ from allattn.data.corpus import Corpus
 from allattn.data.segments import check_lengths
 from allattn.data.vocabulary import save_tokenizer
 from allattn.errors import InputError
-from allattn.files import write_atomically
+from allattn.files import user_path, write_atomically
 from allattn.model.config import model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.objective import Objective
@@ -202,7 +201,7 @@ def open_run(settings: Settings, *phases: Phase) -> Iterator[Run[Settings]]:
     Raises:
         InputError: as `joined` and `open_run_folder`.
     """
-    path = Path(settings.runs_folder).expanduser() / settings.name
+    path = user_path("runs_folder", settings.runs_folder) / settings.name
     held: AbstractContextManager[RunFolder] = nullcontext(RunFolder(path))  # the first holds it for all
     with joined(settings.trainer):
         if is_first_process():

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allattn.errors import InputError, first_line
-from allattn.files import write_atomically
-from allattn.training.checkpoints import file_hash
+from allattn.files import file_hash, user_path, write_atomically
 
 if TYPE_CHECKING:
     import wandb
@@ -26,7 +25,7 @@ def local_checkpoint(reference: str) -> Path:
         InputError: the reference has another form, there is no login, or W&B does not give the artifact.
     """
     if not reference.startswith(PREFIX):
-        return Path(reference).expanduser()
+        return user_path("checkpoint", reference)
     name = reference.removeprefix(PREFIX)
     if not _FORM.fullmatch(name):
         raise InputError(f"checkpoint={reference}: the form is wandb:ENTITY/PROJECT/NAME:ALIAS")
@@ -77,7 +76,7 @@ def artifact_source(checkpoint: str) -> str | None:
     """
     if checkpoint.startswith(PREFIX):
         return checkpoint.removeprefix(PREFIX)
-    path = Path(checkpoint).expanduser()
+    path = user_path("checkpoint", checkpoint)
     note = path.parent / _NOTE
     if not note.is_file():
         return None

@@ -7,6 +7,7 @@ from typing import Any
 from allattn.data.config import FILE_SETTINGS, DataConfig, Source, check_data, data_config_from_dict
 from allattn.data.corpus import Corpus, prepare
 from allattn.errors import InputError
+from allattn.files import user_path
 
 
 def corpus_of(
@@ -37,7 +38,7 @@ def text_record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
     saved = asdict(data) | {"source": data.source.value}
     for name in ("folder", *FILE_SETTINGS):
         if saved[name] is not None:
-            saved[name] = str(Path(saved[name]).expanduser().resolve())
+            saved[name] = str(user_path(f"data.{name}", saved[name]).resolve())
     return {
         "data": saved,
         "tokenizer_hash": corpus.tokenizer_hash,

@@ -5,7 +5,6 @@ A checkpoint is Lightning's, with plain values only, so that it loads without ru
 from, the vocabulary's hash, the phase, and the segment memory by stream.
 """
 
-import hashlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,6 @@ _ENTRIES: dict[str, Any] = {
 _RESUMED = ("optimizer_states", "lr_schedulers", "loops", "epoch", "global_step", "pytorch-lightning_version")
 AFTER_GATES: dict[str, Any] = {"pi": list[list[float]], "heads_before": list[list[int]]}
 MODEL_PREFIX, _GATES = "model.", "gates.pi."  # prefixes in the state dict
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from allattn.errors import InputError, Interrupted
-from allattn.files import PARTIAL, write_atomically
+from allattn.files import PARTIAL, take_lock, write_atomically
 from allattn.training.flat_names import flat
 
 # Settings that change neither a number nor a file of the run; they may differ when it goes on.
@@ -84,13 +84,13 @@ def open_run_folder(
         defaults: what settings were that a saved configuration of an earlier version does not have.
 
     Raises:
-        InputError: another run is writing there, the folder is not a run's, or its configuration differs.
+        InputError: another run is writing there, the folder is not a run's, its configuration differs, or its
+            file system has no locks.
     """
     folder = RunFolder(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path / ".lock")
-        lock.acquire(timeout=0)
+        lock = take_lock(path / ".lock", "runs_folder", timeout=0)
     except Timeout:
         raise InputError(
             f"{path}: another run is writing to this folder; give this one another name="

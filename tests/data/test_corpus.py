@@ -1,21 +1,29 @@
+import errno
+import fcntl
 import json
 import logging
+import os
+import pwd
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from allattn.data import corpus
+from allattn.data import corpus, encoded
 from allattn.data.config import DataConfig, Source
 from allattn.data.corpus import Corpus, prepare
 from allattn.errors import InputError
+from allattn.files import file_hash
+from allattn.training.run_folder import open_run_folder
 
 PREPARE = """
 import sys, time
-from allattn.data import corpus
+from allattn.data import corpus, encoded
 from allattn.data.config import DataConfig, Source
 build = corpus._build
 def slow(*arguments):
@@ -100,6 +108,11 @@ def test_other_settings_or_text_are_encoded_on_their_own(
     assert len(set(encodings)) == 3
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """What the cache holds; `checked` is about these very files."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "checked"}
+
+
 def damage_truncate(folder: Path) -> None:
     data = (folder / "train.bin").read_bytes()
     (folder / "train.bin").write_bytes(data[:-4])
@@ -119,6 +132,14 @@ def damage_version(folder: Path) -> None:
     (folder / "meta.json").write_text(json.dumps({**meta, "format": 0}))
 
 
+def damage_ids(folder: Path) -> None:
+    """One wrong id; size and time stay."""
+    path = folder / "train.bin"
+    before = path.stat()
+    path.write_bytes(b"\x03" + path.read_bytes()[1:])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def damage_missing(folder: Path) -> None:
     (folder / "test.bin").unlink()
 
@@ -129,22 +150,101 @@ def damage_positions(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [damage_truncate, damage_vocabulary, damage_meta, damage_version, damage_missing, damage_positions],
+    [
+        damage_truncate,
+        damage_ids,
+        damage_vocabulary,
+        damage_meta,
+        damage_version,
+        damage_missing,
+        damage_positions,
+    ],
 )
 def test_damaged_cache_is_rebuilt_with_a_warning(  # type: ignore[no-untyped-def]
     files_config: DataConfig, encodings: list[Path], caplog: pytest.LogCaptureFixture, damage
 ) -> None:
     expected = ids(prepare(files_config, progress=False))
     folder = cached_folder(files_config)
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = contents(folder)
     damage(folder)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} != before
+    assert contents(folder) != before
     with caplog.at_level(logging.WARNING):
         assert ids(prepare(files_config, progress=False)) == expected
     assert len(encodings) == 2
     (record,) = caplog.records
     assert "encoding the text again" in record.getMessage()
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert contents(folder) == before
+
+
+def test_files_are_hashed_when_they_changed_and_not_again(
+    files_config: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(files_config, progress=False)
+    hashed: list[Path] = []
+    monkeypatch.setattr(encoded, "file_hash", lambda path: (hashed.append(path), file_hash(path))[1])
+    prepare(files_config, progress=False)
+    assert hashed == []
+    copy = replace(files_config, cache_folder=f"{files_config.cache_folder} copied")
+    shutil.copytree(files_config.cache_folder, copy.cache_folder)  # keeps sizes and times
+    prepare(copy, progress=False)
+    assert {path.name for path in hashed} >= {"train.bin", "valid.bin", "test.bin", "tokenizer.json"}
+    hashed.clear()
+    prepare(copy, progress=False)
+    assert hashed == []
+
+
+def test_edit_that_keeps_size_and_time_is_noticed(files_config: DataConfig, text_folder: Path) -> None:
+    first = prepare(files_config, progress=False)
+    path = text_folder / "wiki.valid.tokens"
+    before = path.stat()
+    path.write_bytes(b"the bork\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert prepare(files_config, progress=False).fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_file_system_without_locks(
+    files_config: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A complete cache opens; what would have to be written is refused with the setting to change."""
+    prepare(files_config, progress=False)
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    prepare(files_config, progress=False)
+    no_locks = r"its file system has no locks.*set {} to a folder of another file system"
+    with pytest.raises(InputError, match=no_locks.format(r"data\.cache_folder")):
+        prepare(replace(files_config, minimum_count=2), progress=False)
+    with (
+        pytest.raises(InputError, match=no_locks.format("runs_folder")),
+        open_run_folder(tmp_path / "run", {"seed": 1}, False),
+    ):
+        pass
+
+
+def test_no_home_folder(files_config: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HOME is not set and the user has no entry: what gives paths works, ~ is refused with its setting."""
+
+    def no_entry(user: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {user}")
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    prepare(files_config, progress=False)
+    changes: list[dict[str, Any]] = [
+        {"cache_folder": "~/.cache/allattn"},
+        {"folder": "~/text"},
+        {"folder": None, "train_file": "a", "valid_file": "b", "test_file": "~/c"},
+        {"tokenizer": "~/tokenizer.json"},
+    ]
+    for change in changes:
+        name, value = list(change.items())[-1]
+        refused = rf"^data\.{name}={value}: ~ stands for no folder.*a path without ~$"
+        with pytest.raises(InputError, match=refused):
+            prepare(replace(files_config, **change), progress=False)
 
 
 def test_failed_encoding_leaves_nothing_behind(files_config: DataConfig, text_folder: Path) -> None:
@@ -173,10 +273,11 @@ def test_text_that_changes_while_read_is_refused(
 def test_leftover_of_a_killed_process_is_replaced(files_config: DataConfig, encodings: list[Path]) -> None:
     expected = ids(prepare(files_config, progress=False))
     folder = cached_folder(files_config)
-    folder.rename(folder.with_name(f"{folder.name}.partial"))
+    folder.rename(folder.with_name(f"{folder.name}.77.partial"))
     assert ids(prepare(files_config, progress=False)) == expected
     assert len(encodings) == 2
     assert cached_folder(files_config) == folder
+    assert not list(folder.parent.glob("*.partial"))
 
 
 def test_two_processes_encode_once(text_folder: Path, tmp_path: Path) -> None:
@@ -236,7 +337,7 @@ def test_unfinished_folder_is_not_found(files_config: DataConfig, tmp_path: Path
     folder = cached_folder(files_config)
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_bytes((folder / "tokenizer.json").read_bytes())
-    folder.rename(folder.with_name(f"{folder.name}.partial"))
+    folder.rename(folder.with_name(f"{folder.name}.77.partial"))
     again = prepare(replace(files_config, tokenizer=str(tokenizer)), progress=False)
     assert not str(again.splits["train"].ids.filename).count(".partial")
     assert ids(again) == ids(first)

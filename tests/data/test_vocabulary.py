@@ -1,11 +1,17 @@
 import json
 import random
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, processors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from allattn.data import vocabulary
 from allattn.data.vocabulary import (
     EOS,
     UNK,
@@ -14,7 +20,10 @@ from allattn.data.vocabulary import (
     encode_words,
     is_word_level,
     load_tokenizer,
+    number_of_words,
     save_tokenizer,
+    split_words,
+    splits_at_spaces,
     tokenizer_hash,
     train_bpe,
     word_table,
@@ -27,6 +36,8 @@ ODD = (
     "<unk> <eos> <UNK> a<eos>b\n"
     "caf\u00e9 cafe\u0301 \U0001f600\n\ufeffmark\ncarriage\rreturn\n"
 ).encode()
+
+BPE = train_bpe([b"it's a banana, we'll see ab ba 12 1 the  end\n" * 9, ODD], 300)
 
 
 def reference_order(text: str) -> list[str]:
@@ -138,6 +149,79 @@ def test_bpe_is_lossless_and_repeatable() -> None:
     assert (ids == 0).sum() == 3
     assert tokenizer.decode(ids.tolist(), skip_special_tokens=False).replace(EOS, "\n").encode() == unseen
     assert len(encode_subwords(b"the cat\n", tokenizer)) < len("the cat\n")  # merges are used
+
+
+LINES = st.lists(
+    st.text(alphabet="ab1_ \t\u00a0\u180e\u3000\u0301\u4e00'.s<>\x1c", max_size=60)
+    | st.sampled_from(["it's <eos> b", "a <eos>", "1  2 ", "we'll  go"]),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(lines=LINES, piece=st.integers(1, 5), batch=st.integers(1, 9))
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_pieces_of_a_line_have_the_ids_of_the_line(lines: list[str], piece: int, batch: int) -> None:
+    expected: list[int] = []
+    for line in lines:
+        expected += [*BPE.encode(line, add_special_tokens=False).ids, BPE.token_to_id(EOS)]
+    text = "".join(f"{line}\n" for line in lines).encode()
+    assert number_of_words(text) == len(list(split_words(text)))
+    whole = tokenizer_hash(train_bpe([text], 280))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vocabulary, "PIECE", piece)
+        patch.setattr(vocabulary, "BATCH", batch)
+        assert encode_subwords(text, BPE).tolist() == expected
+        assert tokenizer_hash(train_bpe([text], 280)) == whole
+
+
+def test_only_tokenizers_that_split_at_spaces_get_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others read the whole line: what they do at its beginning, they do once."""
+    monkeypatch.setattr(vocabulary, "PIECE", 1)
+    assert splits_at_spaces(BPE)
+    text = "one two three four"
+    changes: list[dict[str, Any]] = [
+        {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
+        {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)},
+        {"pre_tokenizer": pre_tokenizers.Metaspace()},
+        {"normalizer": normalizers.Prepend("x")},
+        {"added": AddedToken("one", rstrip=True)},
+        {"added": AddedToken("two three")},
+    ]
+    for change in changes:
+        other = Tokenizer.from_str(BPE.to_str())
+        for name, value in change.items():
+            if name == "added":
+                other.add_tokens([value])
+            else:
+                setattr(other, name, value)
+        assert not splits_at_spaces(other)
+        assert encode_subwords(f"{text}\n".encode(), other).tolist() == [*other.encode(text).ids, 0]
+
+
+MEMORY = """
+from pathlib import Path
+from allattn.data.vocabulary import BATCH, encode_subwords, number_of_words, train_bpe
+def peak():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+def use(size):
+    text = b"word and word " * (size // 14) + b"\\n"
+    encode_subwords(text, train_bpe([text], 300))
+    number_of_words(text)
+    return len(text)
+before = peak()
+use(BATCH)
+first = peak()
+size = use(6 * BATCH)
+print(first - before, peak() - first, size)
+"""
+
+
+def test_memory_of_a_long_line_is_that_of_a_batch() -> None:
+    """3 MB on one line: its bytes, text, pieces and ids at most twice each, besides one batch."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    of_a_batch, more, size = map(int, done.stdout.split())
+    assert more < of_a_batch + 2 * size * (1 + 1 + 1 + 4)
 
 
 def test_given_tokenizer_is_not_cut_or_padded(tmp_path: Path) -> None:

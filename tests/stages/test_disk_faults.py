@@ -1,6 +1,7 @@
 """Disks that are full or read-only: real ones, small tmpfs mounts, so these tests need the right to mount."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -201,12 +202,17 @@ def test_read_only_disk_is_refused_before_training(
         assert str(own.at(settings).path) in str(error.value)
 
 
-def test_read_only_cache_is_refused_or_used(data: DataConfig, disk: Disk) -> None:
-    """What is there is read; what is not cannot be made."""
+def test_read_only_cache_is_refused_or_used(data: DataConfig, tmp_path: Path, disk: Disk) -> None:
+    """What is there is read, from a copy of the text too, without a lock or note; the rest cannot be made."""
     config = replace(data, cache_folder=str(disk.path / "cache"))
     expected = prepare(config, progress=False).splits["train"].tokens
+    for file in [*disk.path.glob("cache/*.lock"), *disk.path.glob("cache/*/checked")]:
+        file.unlink()
     disk.read_only()
     assert prepare(config, progress=False).splits["train"].tokens == expected
+    shutil.copytree(str(data.folder), tmp_path / "copy")
+    copied = replace(config, folder=str(tmp_path / "copy"))
+    assert prepare(copied, progress=False).splits["train"].tokens == expected
     with pytest.raises(InputError, match=r"data\.cache_folder=.*another folder"):
         prepare(replace(config, minimum_count=2), progress=False)
 
