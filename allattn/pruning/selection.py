@@ -48,62 +48,66 @@ def magnitude_scores(model: AllAttentionLM, batches: Batches) -> list[Tensor]:
 
     Args:
         model: in evaluation mode afterwards as before.
-        batches: the text, memory carried from one to the next.
+        batches: the text, memory carried from one to the next; tokens whose target is negative do not count.
     """
-    c = model.config.head_width
-    layers = model.stack
-    norms: list[list[Tensor]] = [[] for _ in layers]
+    c, layers = model.config.head_width, model.stack
+    sums = [torch.zeros(len(layer.heads_kept), dtype=torch.float64) for layer in layers]
+    scored = torch.empty(0)  # of the batch that is being read, (B, T)
+    tokens = 0
 
     def note(layer: int) -> RemovableHandle:
         def hook(_: torch.nn.Module, args: tuple[Tensor]) -> None:
             z = args[0].unflatten(-1, (-1, c))  # (B, T, h, c)
-            norms[layer].append(z.norm(dim=-1).mean(dim=(0, 1)))
+            sums[layer] += z.norm(dim=-1)[scored].sum(0, dtype=torch.float64).cpu()  # (h,)
 
         return layers[layer].output.register_forward_pre_hook(hook)
 
+    device = model.positions.table.device
     handles = [note(layer) for layer in range(len(layers))]
     training = model.training
     model.eval()
     with torch.no_grad():
         memory = None
-        for inputs, _ in batches:
+        for inputs, targets in batches:
+            scored = (targets >= 0).to(device)
+            tokens += int(scored.sum())
             memory = model.empty_memory(len(inputs)) if memory is None else memory
-            _, memory = model.hidden(inputs, memory)
+            _, memory = model.hidden(inputs.to(device), memory)
     model.train(training)
     for handle in handles:
         handle.remove()
     scores = []
-    for layer, found in zip(layers, norms, strict=True):
-        block = layer.output.weight.detach().unflatten(1, (-1, c))  # (d, h, c)
-        scores.append(block.norm(dim=(0, 2)) * torch.stack(found).mean(0) if found else torch.zeros(0))
+    for layer, total in zip(layers, sums, strict=True):
+        block = layer.output.weight.detach().cpu().unflatten(1, (len(layer.heads_kept), c))  # (d, h, c)
+        scores.append(block.norm(dim=(0, 2)) * (total / max(tokens, 1)).to(block.dtype))
     return scores
 
 
 def gradient_scores(model: AllAttentionLM, batches: Batches) -> list[Tensor]:
-    """Mean over the segments of |dL / d gate| at open gates, each layer's scores scaled to unit norm.
+    """Sum over the segments of |dL / d gate| at open gates, each layer's scores scaled to unit norm.
 
-    Michel, Levy, Neubig, *Are Sixteen Heads Really Better than One?* (2019): L is a segment's mean loss.
+    Michel, Levy, Neubig, *Are Sixteen Heads Really Better than One?* (2019). L is a segment's summed loss, so
+    a segment counts by its tokens. Arguments as of `magnitude_scores`.
     """
-    layers = model.stack
-    sizes = [len(layer.heads_kept) for layer in layers]
-    sums = [torch.zeros(size) for size in sizes]
+    layers, device = model.stack, model.positions.table.device
+    sums = [layer.output.weight.new_zeros(len(layer.heads_kept)) for layer in layers]
     training = model.training
     model.eval()
     memory = None
     for inputs, targets in batches:
         memory = model.empty_memory(len(inputs)) if memory is None else memory
         gates = [
-            torch.full((size,), layer.scale, requires_grad=True)
-            for size, layer in zip(sizes, layers, strict=True)
+            total.new_full((len(total),), layer.scale).requires_grad_()
+            for total, layer in zip(sums, layers, strict=True)
         ]
-        nats, memory = model(inputs, targets, memory, gates)
+        nats, memory = model(inputs.to(device), targets.to(device), memory, gates)
         used = [gate for gate in gates if gate.numel()]
-        gradients = iter(torch.autograd.grad(nats.sum() / (targets >= 0).sum().clamp(min=1), used))
+        gradients = iter(torch.autograd.grad(nats.sum(), used))
         for total, gate in zip(sums, gates, strict=True):
             if gate.numel():
                 total += (next(gradients) * gate.detach()).abs()
     model.train(training)
-    return [total / total.norm().clamp(min=torch.finfo(total.dtype).tiny) for total in sums]
+    return [(total / total.norm().clamp(min=torch.finfo(total.dtype).tiny)).cpu() for total in sums]
 
 
 def keep_highest(scores: Sequence[Tensor], keep: int, scope: Scope) -> list[Tensor]:

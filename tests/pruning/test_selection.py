@@ -5,12 +5,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.run_fixtures import MEASURED, Runs, Stop
 from torch import Tensor
 
 from allattn.data.corpus import prepare
+from allattn.data.segments import EvaluationStream
 from allattn.model.attention import AllAttention
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import Scope, Selection
@@ -78,7 +80,7 @@ def magnitude_by_loops(model: AllAttentionLM, batches: Batches) -> list[list[flo
     memories = model.empty_memory(2)
     window = model.config.memory_length
     table = model.positions.table[: window + 1]
-    for inputs, _ in batches:
+    for inputs, targets in batches:
         x = model.embedding(inputs)
         for index, layer in enumerate(model.layers):
             memory = memories[index]
@@ -86,7 +88,8 @@ def magnitude_by_loops(model: AllAttentionLM, batches: Batches) -> list[list[flo
             total = layer.bias.expand_as(x)
             for head in range(len(layer.heads_kept)):
                 out = head_output(layer, x, memory, table, head)
-                norms[index][head].append(layer.scale * out.pow(2).sum(-1).sqrt())  # as it counts: s_g h_i
+                counted = (layer.scale * out.pow(2).sum(-1).sqrt())[targets >= 0]  # as it counts: s_g h_i
+                norms[index][head].append(counted)
                 block = layer.output.weight[:, head * layer.head_width : (head + 1) * layer.head_width]
                 total = total + layer.scale * out @ block.T
             x = x + total
@@ -95,7 +98,7 @@ def magnitude_by_loops(model: AllAttentionLM, batches: Batches) -> list[list[flo
         blocks = layer.output.weight.split(layer.head_width, 1)
         scores.append(
             [
-                float(blocks[head].pow(2).sum().sqrt() * torch.cat(found, 1).mean())
+                float(blocks[head].pow(2).sum().sqrt() * torch.cat(found).mean())
                 for head, found in enumerate(by_head)
             ]
         )
@@ -115,6 +118,27 @@ def test_magnitude_is_block_norm_times_output_norm(
         torch.testing.assert_close(layer.double(), torch.tensor(values, dtype=torch.float64))
 
 
+def test_magnitude_by_hand(random_model: Models) -> None:
+    """Two rows with warm-up and filler: each of the seven targets counts once.
+
+    Without queries and values a token sees n others and itself as evenly as the two persistent vectors, so
+    its output is 2 / (2 + n) of theirs; n = 1, 2, 3, and from then on 4, the memory of 3 and itself.
+    """
+    model = random_model(torch.float64, layers=1, heads=2, persistent_vectors=2, memory_length=3)
+    layer = model.layers[0]
+    with torch.no_grad():
+        for parameter in (layer.query.weight, layer.value.weight, layer.content_bias, layer.position_bias):
+            parameter.zero_()
+        layer.persistent_values.fill_(1 / math.sqrt(2))  # 1 in use
+        layer.output.weight[:, 16:] = 2 * layer.output.weight[:, :16]
+    stream = EvaluationStream(np.arange(8, dtype=np.int32), rows=2, segment_length=3, warm_up=3)
+    assert [[row.first, row.scored, row.end] for row in stream.rows] == [[1, 1, 4], [1, 4, 8]]
+    (scores,) = magnitude_scores(model, [(segment.inputs, segment.targets) for segment in stream])
+    mean = 4 * (2 / 3 + 2 / 4 + 2 / 5 + 4 * 2 / 6) / 7  # a vector of 16 ones has norm 4
+    block = float(layer.output.weight.detach()[:, :16].square().sum().sqrt())
+    assert scores.tolist() == pytest.approx([mean * block, 2 * mean * block], rel=1e-12)
+
+
 def gradients_by_differences(model: AllAttentionLM, batches: Batches, step: float) -> list[Tensor]:
     """|dL / d gate| of every head and segment by central differences, each layer scaled to unit norm."""
     sizes = [len(layer.heads_kept) for layer in model.layers]
@@ -122,14 +146,14 @@ def gradients_by_differences(model: AllAttentionLM, batches: Batches, step: floa
 
     @torch.no_grad()
     def losses(layer: int, head: int, gate: float) -> list[float]:
-        """Mean loss of each segment with one gate moved in it, and open in the segments before."""
+        """Loss of each segment with one gate moved in it, and open in the segments before."""
         found, memory = [], model.empty_memory(2)
         for inputs, targets in batches:
             gates = [torch.full((s,), x.scale).double() for s, x in zip(sizes, model.layers, strict=True)]
             _, after = model(inputs, targets, memory, gates)
             gates[layer][head] *= gate
             nats, _ = model(inputs, targets, memory, gates)
-            found.append(float(nats.sum() / (targets >= 0).sum()))
+            found.append(float(nats.sum()))
             memory = after
         return found
 

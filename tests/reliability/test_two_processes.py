@@ -189,6 +189,59 @@ def test_another_number_of_processes_must_be_asked_for(
     assert folder.last.read_bytes() == saved
 
 
+@pytest.fixture(scope="module")
+def selecting(pruning: Arguments, dense_without_dropout: RunFolder) -> Arguments:
+    """Arguments of a pruning run that chooses 4 of 8 heads without gates."""
+
+    def arguments(folder: RunFolder, *changes: str) -> list[str]:
+        choice = ("gates.selection=magnitude", "gates.target_sparsity=0.5")
+        return pruning(folder, dense_without_dropout.last, *choice, *changes)
+
+    return arguments
+
+
+@pytest.fixture(scope="module")
+def selected(tmp_path_factory: pytest.TempPathFactory, selecting: Arguments) -> RunFolder:
+    """That run in one process."""
+    base = tmp_path_factory.mktemp("selected")
+    folder = RunFolder(base / "one")
+    run(base / "output", "prune.py", *selecting(folder))
+    return folder
+
+
+def assert_same_selection(folder: RunFolder, selected: RunFolder) -> None:
+    assert result(folder)["pruned"]["heads_kept"] == result(selected)["pruned"]["heads_kept"]
+    assert numbers(folder, "loss") == pytest.approx(numbers(selected, "loss"), rel=1e-4)
+    assert result(folder)["steps"] == len(numbers(folder, "loss")) == 12
+
+
+def test_one_of_two_processes_scores_the_heads(
+    tmp_path: Path, selecting: Arguments, selected: RunFolder
+) -> None:
+    """Both started from outside: the second waits for the cut model of the first, which is slow."""
+    folder = RunFolder(tmp_path / "run")
+    slow = KillIn("allattn.stages.prune:select_heads", 1, number=signal.SIGSTOP)
+    seen = KillIn("allattn.stages.prune:select_heads", 1, number=signal.SIGCONT)  # which ends nothing
+    started = start_two(tmp_path, "prune.py", *selecting(folder, *TWO), kill_in=(slow, seen))
+    first, second = started
+    first.wait_for_moment()
+    second.wait_for(2)
+    first.send(signal.SIGCONT)
+    statuses = wait_for_both(started)
+    assert statuses == [0, 0], first.output + second.output
+    assert not second.reached_the_moment, "it scored the heads too"
+    assert_same_selection(folder, selected)
+
+
+def test_process_that_is_started_later_takes_the_cut_model(
+    tmp_path: Path, selecting: Arguments, selected: RunFolder
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    done = run(tmp_path / "output", "prune.py", *selecting(folder, *TWO))
+    assert done.output.count("remove 4 of 8 heads") == 1
+    assert_same_selection(folder, selected)
+
+
 @pytest.fixture
 def at_the_freeze(tmp_path: Path, pruned: dict[str, RunFolder]) -> RunFolder:
     """The run in two processes as a kill leaves it that comes after the freeze's save, before the removal."""

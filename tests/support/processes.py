@@ -84,10 +84,15 @@ class Started:
         self._process.join(seconds)
         return not self.running
 
+    @property
+    def reached_the_moment(self) -> bool:
+        """Whether the process came where its `KillIn` acts."""
+        return _mark(self._output).exists()
+
     def wait_for_moment(self) -> None:
         """Wait until the process is where its `KillIn` acts."""
         until = time.monotonic() + PATIENCE
-        while not _mark(self._output).exists():
+        while not self.reached_the_moment:
             assert self.running, f"the run ended before the moment came:\n{self.output}"
             assert time.monotonic() < until
             time.sleep(0.01)
