@@ -51,13 +51,17 @@ def run_command(command: Command, arguments: Sequence[str]) -> None:
     as_typed = sys.argv
 
     def job(config: DictConfig) -> Any:
-        if sys.argv is for_hydra:  # not in a job on a cluster
+        here = sys.argv is for_hydra  # not in a job on a cluster
+        if here:
             sys.argv = as_typed  # by which Lightning starts a run's other processes
         try:
             refuse_unknown(config, command.schema)
             refuse_missing(config, command.name)
             if "name" in config:
-                name_job(config, swept)
+                own = name_job(config, swept)
+                if here and own is not None:
+                    script = as_typed[: len(as_typed) - len(arguments)]
+                    sys.argv = [*script, *alone(arguments, swept, own, config)]
             return command.do(command.typed(config))
         except Interrupted as error:
             print(error, file=sys.stderr, flush=True)
@@ -69,6 +73,9 @@ def run_command(command: Command, arguments: Sequence[str]) -> None:
             elif isinstance(error, InputError):
                 _leave(error, command.schema)  # past Hydra, which would print a line of its own
             raise
+        finally:
+            if here:
+                sys.argv = for_hydra
 
     try:
         for_hydra = [f"allattn {command.name}", *command.respelled(list(arguments))]
@@ -107,18 +114,21 @@ def swept_settings(arguments: list[str]) -> set[str]:
     return {override.get_key_element() for override in parsed if override.is_sweep_override()}
 
 
-def name_job(config: DictConfig, swept: set[str]) -> None:
+def name_job(config: DictConfig, swept: set[str]) -> list[str] | None:
     """In a multirun, give each job a folder named by its own values, and all of them one W&B group.
 
     Args:
         config: of the job; `name` and `logger.group` are changed.
         swept: settings with several values on the command line; those of a study are Hydra's to know.
 
+    Returns:
+        The job's own values, as overrides; None where there is one job.
+
     Raises:
         InputError: a study is named but not swept: without -m, or as one of several.
     """
     if not HydraConfig.initialized():
-        return
+        return None
     hydra_config = HydraConfig.get()
     given = [override.split("=")[0] for override in hydra_config.overrides.task]
     of_study = set(hydra_config.sweeper.params or {})
@@ -128,7 +138,7 @@ def name_job(config: DictConfig, swept: set[str]) -> None:
             "give -m, and one study"
         )
     if hydra_config.mode != RunMode.MULTIRUN:
-        return
+        return None
     own = [o for o, name in zip(hydra_config.overrides.task, given, strict=True) if name in swept | of_study]
     own.sort()  # in whatever order they were typed: a finished job is found again
     if config.logger.group is None:
@@ -136,6 +146,23 @@ def name_job(config: DictConfig, swept: set[str]) -> None:
     # In these characters alone, a path needs no quotes when it comes back as checkpoint=PATH.
     folder = "+".join(re.sub(r"[^\w.+-]+", "-", override) for override in own)
     config.name = f"{config.name}/{folder or 'only'}"
+    return own
+
+
+def alone(arguments: Sequence[str], swept: set[str], own: list[str], config: DictConfig) -> list[str]:
+    """The arguments that run one job of a multirun by itself: its other processes are started with them.
+
+    With those of the whole multirun, they would begin with its first job.
+
+    Args:
+        arguments: of the multirun.
+        swept: settings with several values among them.
+        own: the job's values, as overrides.
+        config: of the job, named.
+    """
+    shared = [a for a in arguments if a not in ("-m", "--multirun") and a.split("=")[0] not in swept]
+    named = [f"name='{config.name}'", f"logger.group='{config.logger.group}'"]
+    return [*shared, *own, *named]
 
 
 def _leave(error: Exception, schema: type) -> None:
