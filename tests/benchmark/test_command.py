@@ -133,6 +133,22 @@ def test_command_with_a_checkpoint(run: Run, random_model: Callable[..., Any], t
     assert record["peak_bytes"] == record["pruned"]["peak_bytes"] == {}, "not asked for"
 
 
+def test_command_on_a_transformer_xl(run: Run) -> None:
+    """Products with persistent vectors do not exist; those of the feed-forward sublayer count."""
+    sizes = ["model.persistent_vectors=0", "model.feed_forward=9", "peak_memory=false", "repeats=1"]
+    status, _, err = run(*TINY, *sizes)
+    assert status == 0, err
+    record = json.loads(Path("out/benchmark.json").read_text())
+    counted = record["multiply_adds"]
+    assert counted["feed_forward"] == 2 * 2 * 8 * 2 * 32 * 9  # layers, rows, tokens; two maps of d x F
+    assert counted["layers"] == sum(counted[part] for part in ("core", "projections", "feed_forward"))
+    assert {entry["name"] for entry in record["products"]["float32"]} == {
+        "square 16",
+        "square 32",
+        "projection",
+    }
+
+
 def test_bad_settings_are_one_line(run: Run) -> None:
     for message, arguments in {
         "heads=[9]": ["heads=[9]"],

@@ -4,6 +4,7 @@ import copy
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,17 @@ def operations(action: Callable[[], None]) -> int:
 
 @pytest.mark.parametrize("core", [attend_plain, attend_yardstick])
 @pytest.mark.parametrize("heads", [[4, 4], [3, 1, 0, 2], [0]], ids=str)
-@pytest.mark.parametrize("cutoffs", [(20, 60), ()], ids=str)
+@pytest.mark.parametrize(
+    ("cutoffs", "family"),
+    [((20, 60), {}), ((), {}), ((20, 60), {"persistent_vectors": 0, "feed_forward": 9})],
+    ids=str,
+)
 def test_multiply_adds_are_half_of_torchs_operations(
-    core: Any, heads: list[int], cutoffs: tuple[int, ...]
+    core: Any, heads: list[int], cutoffs: tuple[int, ...], family: dict[str, int]
 ) -> None:
-    one = subject(tiny(cutoffs), heads, core=core)
+    config = tiny(cutoffs)
+    config.model = replace(config.model, **family)
+    one = subject(config, heads, core=core)
     counted = forward_products(one.model.config, one.segment.inputs, one.segment.targets)
     for parts, training, inference in (
         (counted.layers, one.layers_training, one.layers_inference),
