@@ -11,7 +11,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from allattn.data.config import DataConfig, Source, check_data
 from allattn.errors import InputError
 from allattn.model.config import ModelConfig, check_model
-from allattn.pruning.config import GatesConfig, check_gates
+from allattn.pruning.config import GatesConfig, Selection, check_gates
 from allattn.training.config import (
     EvaluationConfig,
     LoggerConfig,
@@ -53,6 +53,11 @@ class RunSettings:
         """What a run is found by, beside its group."""
         return list(self.logger.tags)
 
+    @property
+    def last_step(self) -> int:
+        """Optimizer steps that the run takes."""
+        return self.schedule.steps
+
 
 @dataclass
 class PretrainSettings(RunSettings):
@@ -75,6 +80,12 @@ class PruneSettings(RunSettings):
     def tags(self) -> list[str]:
         """The ablation too."""
         return [*self.logger.tags, self.ablation]
+
+    @property
+    def last_step(self) -> int:
+        """Without learned gates, only the steps that follow a gate phase."""
+        gates = self.gates
+        return self.schedule.steps - (0 if gates.selection is Selection.l0 else gates.freeze_step)
 
 
 def register() -> None:

@@ -70,6 +70,6 @@ def _topics() -> dict[str, str]:
     except ImportError as error:
         raise InputError(
             "data.source=pydoc: this Python ships without pydoc_data.topics; "
-            "use data=files data.folder=FOLDER or another data.source"
+            "use data.source=files data.folder=FOLDER or another data.source"
         ) from error
     return dict(topics)

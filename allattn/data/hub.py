@@ -105,8 +105,9 @@ class HubSource:
             raise InputError(
                 f"data.source={self.source.value}: cannot get {REPOSITORY} {configuration} from the hub "
                 f"({type(error).__name__}: {first_line(error)}); without a network, put wiki.train.tokens, "
-                "wiki.valid.tokens and wiki.test.tokens into a folder by hand and give data=files "
-                "data.folder=FOLDER, or copy data.cache_folder from a machine that has prepared it"
+                "wiki.valid.tokens and wiki.test.tokens into a folder by hand and give "
+                "data.source=files data.folder=FOLDER, or copy data.cache_folder from a machine that has "
+                "prepared it"
             ) from error
         for folder in _folders(splits):
             if re.fullmatch("[0-9a-f]{40}", folder.name) and folder.name != REVISION:

@@ -1,6 +1,7 @@
 """Pretraining: a text and sizes -> a trained dense model -> its scores."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,10 +39,11 @@ def pretrain(settings: PretrainSettings) -> dict[str, Any]:
     """
     check_precision(settings.trainer)
     with open_run(settings, Phase.pretrain) as run:
-        if done := run.folder.finished():
+        text = partial(prepare, settings.data, settings.trainer.progress)
+        if done := run.finished(text):
             print(result_line(run.folder, done))
             return done
-        corpus = prepare(settings.data, settings.trainer.progress)
+        corpus = text()
         run.begin(corpus, text_record(settings.data, corpus))
         config = _sized(settings.model, corpus)
         if run.state is not None:
@@ -52,7 +54,7 @@ def pretrain(settings: PretrainSettings) -> dict[str, Any]:
         run.start_logging()
 
         torch.manual_seed(stream_seed(settings.seed, "weights"))
-        run.fit(run.task(AllAttentionLM(config), NoGates()), settings.schedule.steps)
+        run.fit(run.task(AllAttentionLM(config), NoGates()), settings.last_step)
 
         if not is_first_process():
             return {}

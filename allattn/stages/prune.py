@@ -7,6 +7,7 @@ last.ckpt, and every process goes on from it.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from allattn.training.config import EvaluationMode, check_distances
 from allattn.training.cutting import cut_checkpoint, freeze_plan
 from allattn.training.loading import build_model, checked_tokenizer, load_model
 from allattn.training.loggers import wandb_runs
+from allattn.training.resumable_settings import Changes, refuse_late_changes
 from allattn.training.run_folder import result_line
 from allattn.training.runner import check_precision, scoring_device
 from allattn.training.scoring import evaluation_stream
@@ -52,14 +54,16 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
     dense = _read_dense(settings)
     tokenizer = checked_tokenizer(dense.path, dense.checkpoint)
     with open_run(settings, Phase.gates, Phase.fine_tune) as run:
-        if done := run.folder.finished():
-            dense.must_be_of(run.folder.result, done)
+        text = partial(corpus_of, settings.data, dense.checkpoint, tokenizer, settings.trainer.progress)
+        if done := run.finished(lambda: text()[1]):
+            dense.must_be_of(run.folder.result, done, run.folder.changed)
             print(result_line(run.folder, done))
             return done
-        data, corpus = corpus_of(settings.data, dense.checkpoint, tokenizer, settings.trainer.progress)
+        data, corpus = text()
         run.begin(corpus, text_record(data, corpus) | {"dense_hash": dense.hash})
         if run.state is not None:
-            dense.must_be_of(run.folder.last, run.state["allattn"])
+            dense.must_be_of(run.folder.last, run.state["allattn"], run.folder.changed)
+            refuse_late_changes(run.folder.changed, run.state["allattn"], settings.gates.freeze_step)
         run.start_logging()
         for wandb in wandb_runs(run.loggers):
             wandb.uses(settings.checkpoint)
@@ -90,9 +94,10 @@ class _Dense:
         config = model_config_from_dict(self.checkpoint["allattn"]["model"])
         return build_model(config, self.checkpoint["state_dict"], self.path)
 
-    def must_be_of(self, path: Path, record: dict[str, Any]) -> None:
+    def must_be_of(self, path: Path, record: dict[str, Any], changed: Changes) -> None:
         """Refuse to take up the pruning run of another dense model, whose `record` lies at `path`."""
-        if record.get("dense_hash", self.hash) != self.hash:
+        unrecorded = None if "checkpoint" in changed else self.hash
+        if record.get("dense_hash", unrecorded) != self.hash:
             raise InputError(
                 f"{path}: belongs to another dense checkpoint than checkpoint= names now (which was trained "
                 "again?): bring that one back, or give this run another name="
@@ -141,12 +146,8 @@ def _remove_heads(run: Run[PruneSettings], dense: _Dense) -> None:
 
 def _fine_tune(run: Run[PruneSettings]) -> None:
     """Train what is left; without gates, for as many steps as follow a gate phase."""
-    settings = run.settings
-    steps = settings.schedule.steps
-    if settings.gates.selection is not Selection.l0:
-        steps -= settings.gates.freeze_step
     model = run.saved_model()
-    run.fit(run.task(model, FrozenGates(model.config)), steps)
+    run.fit(run.task(model, FrozenGates(model.config)), run.settings.last_step)
 
 
 def _conclude(run: Run[PruneSettings], dense: _Dense) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from lightning.pytorch.loggers import Logger
@@ -28,6 +29,7 @@ from allattn.training.environment import environment
 from allattn.training.language_task import LanguageTask
 from allattn.training.loading import build_model
 from allattn.training.loggers import finish_loggers, log_result, make_loggers
+from allattn.training.resumable_settings import TEXT, chosen, listed
 from allattn.training.run_folder import RunFolder, open_run_folder
 from allattn.training.runner import fit, scoring_device, training_core
 from allattn.training.scoring import score_split
@@ -89,15 +91,32 @@ class Run(Generic[Settings]):
         self.corpus, self.record = corpus, record
 
     def start_logging(self) -> None:
-        """Open metrics.csv and the W&B run, which end with this run; say what attention computes with."""
+        """Write config.yaml, now that nothing is refused; open metrics.csv and the W&B run; name the core."""
         settings = self.settings
         if is_first_process():
+            self.folder.write_config(plain(settings))
             print(f"attention core: {training_core(settings.trainer)}")
         about = plain(settings) | {"environment": environment(), "corpus": corpus_record(self.corpus)}
         self.loggers = make_loggers(
             settings.logger, self.folder.path, settings.name, settings.stage, settings.tags, about, self.step
         )
         self._open.enter_context(finish_loggers(self.loggers))
+
+    def finished(self, corpus: Callable[[], Corpus]) -> dict[str, Any] | None:
+        """The result of a run that is done.
+
+        Args:
+            corpus: makes its text, which is compared where the settings name it in other words.
+
+        Raises:
+            InputError: result.json is damaged, or of another text or vocabulary.
+        """
+        done = self.folder.finished()
+        if done is not None and chosen(self.folder.changed, TEXT):
+            record = done.get("corpus", {})
+            hashes = (record.get("vocabulary_hash", ""), record.get("data_fingerprint", ""))
+            self._check_text(self.folder.result, *hashes, corpus())
+        return done
 
     def saved_model(self) -> AllAttentionLM:
         """The model of `state`, with all its heads."""
@@ -186,12 +205,21 @@ class Run(Generic[Settings]):
                 f"{last}: is of the phase {meta['phase']}, but this command goes on from "
                 f"{' or '.join(wanted)}; give this run another name="
             )
-        for entry, now in (("tokenizer_hash", corpus.tokenizer_hash), ("fingerprint", corpus.fingerprint)):
-            if meta[entry] != now:
-                raise InputError(
-                    f"{last}: belongs to another text or vocabulary ({entry} differs): bring the old text "
-                    "back, or give this run another name="
-                )
+        self._check_text(last, meta["tokenizer_hash"], meta["fingerprint"], corpus)
+        if meta["step"] > self.settings.last_step:
+            raise InputError(
+                f"{last}: has done {meta['step']} steps, so it cannot end after {self.settings.last_step}: "
+                "raise schedule.steps, or give this run another name="
+            )
+
+    def _check_text(self, path: Path, tokenizer_hash: str, fingerprint: str, corpus: Corpus) -> None:
+        if (corpus.tokenizer_hash, corpus.fingerprint) != (tokenizer_hash, fingerprint):
+            what = "text" if corpus.fingerprint != fingerprint else "vocabulary"
+            why = listed(chosen(self.folder.changed, TEXT)) or "it has changed since"
+            raise InputError(
+                f"{path}: belongs to another {what} ({why}): bring the old one back, or give this run "
+                "another name="
+            )
 
 
 @contextmanager

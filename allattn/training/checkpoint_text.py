@@ -28,7 +28,7 @@ def corpus_of(
     if wanted.source is Source.checkpoint and corpus.fingerprint != checkpoint["allattn"]["fingerprint"]:
         raise InputError(
             "the text that the checkpoint was trained on has changed since, so numbers would not compare: "
-            "bring it back, or name the text by data=files data.folder=FOLDER"
+            "bring it back, or name another one by data.source=files data.folder=FOLDER"
         )
     return data, corpus
 
@@ -49,5 +49,16 @@ def text_record(data: DataConfig, corpus: Corpus) -> dict[str, Any]:
 def _data_of(wanted: DataConfig, checkpoint: dict[str, Any], tokenizer: Path) -> DataConfig:
     if wanted.source is Source.checkpoint:
         saved = data_config_from_dict(checkpoint["allattn"]["data"])
+        _refuse_moved(saved)
         wanted = replace(saved, cache_folder=wanted.cache_folder)
     return replace(wanted, tokenizer=str(tokenizer), vocabulary_size=None, minimum_count=1)
+
+
+def _refuse_moved(saved: DataConfig) -> None:
+    places = [saved.folder, *(getattr(saved, name) for name in FILE_SETTINGS)]
+    for place in places if saved.source is Source.files else ():
+        if place is not None and not Path(place).exists():
+            raise InputError(
+                f"{place}: the text that the checkpoint was trained on is no longer there; say where it is "
+                "by data.source=files data.folder=FOLDER, or by data.source=files and the three data.*_file"
+            )

@@ -32,6 +32,7 @@ _ENTRIES: dict[str, Any] = {
     "output_scaling": bool | None,
     "target_sparsity": float | None,
 }
+_SINCE_2: dict[str, Any] = {"segment_length": int, "tokens_seen": int}  # format 1 has neither
 _RESUMED = ("optimizer_states", "lr_schedulers", "loops", "epoch", "global_step", "pytorch-lightning_version")
 AFTER_GATES: dict[str, Any] = {"pi": list[list[float]], "heads_before": list[list[int]]}
 MODEL_PREFIX, _GATES = "model.", "gates.pi."  # prefixes in the state dict
@@ -78,7 +79,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: has checkpoint format {version}, this version of allattn reads 1 and {FORMAT_VERSION}; "
             "use the version that wrote it"
         )
-    kinds = _ENTRIES | {name: kind for name, kind in AFTER_GATES.items() if name in meta}
+    kinds = _ENTRIES | {name: kind for name, kind in (AFTER_GATES | _SINCE_2).items() if name in meta}
     wrong = [name for name, kind in kinds.items() if name not in meta or not fits_kind(meta[name], kind)]
     if meta.get("phase") not in [phase.value for phase in Phase]:
         wrong.append("phase")

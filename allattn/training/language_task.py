@@ -62,9 +62,7 @@ class LanguageTask(L.LightningModule):
         self.accumulation = accumulation
         self.record = record or {}
         self.memory: dict[int, Memory] = {}  # of this process, by accumulation group of streams
-        self._tokens_before = (
-            0  # more than B * T times the steps, where earlier steps took other numbers of tokens
-        )
+        self._more_tokens = 0  # read than B * T times the steps: some took other numbers of tokens
         self.best = math.inf  # lowest validation loss so far, nats per token
         self.last: dict[str, Any] = {}  # what the last optimizer step measured
         self.shown = ""  # beside the progress bar
@@ -130,7 +128,7 @@ class LanguageTask(L.LightningModule):
     def tokens_seen(self) -> int:
         """Training tokens read so far, over all streams."""
         per_step = self.schedule.batch_size * self.schedule.segment_length
-        return self._tokens_before + self.global_step * per_step
+        return self._more_tokens + self.global_step * per_step
 
     def _gathered_memory(self) -> Memory:
         """All streams' segment memory on the CPU."""
@@ -150,7 +148,7 @@ class LanguageTask(L.LightningModule):
         meta = checkpoint["allattn"]
         step, streams, length = meta["step"], self.schedule.batch_size, self.schedule.segment_length
         self.best = meta["best"]
-        self._tokens_before = meta.get("tokens_seen", step * streams * length) - step * streams * length
+        self._more_tokens = meta.get("tokens_seen", step * streams * length) - step * streams * length
         memory: Memory = meta["memory"]
         saved = (len(memory[0]), meta.get("segment_length", length)) if memory else (streams, length)
         if saved != (streams, length):

@@ -83,7 +83,18 @@ def make_optimizer(
         groups: from `parameter_groups`.
         config: name, learning rate, betas, eps.
         fused: AdamW as one kernel; not with fp16, whose gradients must be unscaled before clipping.
+
+    Returns:
+        The optimizer; a state dict that it loads does not change its options (weight decay, betas, ...).
     """
+    optimizer = _new_optimizer(groups, config, fused)
+    _keep_options(optimizer)
+    return optimizer
+
+
+def _new_optimizer(
+    groups: list[dict[str, Any]], config: OptimizerConfig, fused: bool
+) -> torch.optim.Optimizer:
     betas = (config.betas[0], config.betas[1])
     if config.name is OptimizerName.lamb:
         from allattn.training.lamb import WholeNormLamb
@@ -112,6 +123,20 @@ def select_parameters(state: dict[str, Any], names: Container[str]) -> dict[str,
         if here:
             groups.append({**group, "params": numbers, "param_names": [name for _, name in here]})
     return {**state, "state": kept, "param_groups": groups}
+
+
+def _keep_options(optimizer: torch.optim.Optimizer) -> None:
+    """Let `load_state_dict` restore what the steps made; what the settings say stays as they say it now."""
+    options = [
+        {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        for group in optimizer.param_groups
+    ]
+
+    def with_options(_: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        pairs = zip(state["param_groups"], options, strict=True)
+        return {**state, "param_groups": [saved | own for saved, own in pairs]}
+
+    optimizer.register_load_state_dict_pre_hook(with_options)
 
 
 class MuonWithAdamW(torch.optim.Optimizer):

@@ -11,19 +11,15 @@ from filelock import Timeout
 
 from allattn.errors import InputError, Interrupted
 from allattn.files import PARTIAL, take_lock, write_atomically
-from allattn.training.flat_names import flat
-
-# Settings that change neither a number nor a file of the run; they may differ when it goes on.
-_FREE = ("resume", "logger", "trainer.progress", "data.cache_folder", "runs_folder")
-# What the saved state is about; no run goes on with another.
-_FIXED = ("model", "optimizer.name", "data", "checkpoint", "seed")
+from allattn.training.resumable_settings import BY_CONTENT, Changes, changes, fixed, listed
 
 
 class RunFolder:
-    """Paths inside a run folder."""
+    """Paths inside a run folder, and which settings differ from those that it was written with."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.changed: Changes = {}
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.csv"
         self.result = path / "result.json"
@@ -58,6 +54,10 @@ class RunFolder:
         """Which checkpoint an error leaves behind."""
         return f"the last good checkpoint is {self.last}" if self.last.exists() else "nothing was saved yet"
 
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Write config.yaml, once what is saved is known to belong to these settings."""
+        write_atomically(self.config, yaml.safe_dump(config, sort_keys=False))
+
     def write_result(self, result: dict[str, Any]) -> None:
         """Write result.json; its presence says that the run is done."""
         write_atomically(self.result, json.dumps(result, indent=2) + "\n")
@@ -76,6 +76,9 @@ def open_run_folder(
     path: Path, config: dict[str, Any], accept_changes: bool, defaults: dict[str, Any] | None = None
 ) -> Iterator[RunFolder]:
     """Take the folder for this run: create it, or go on in it if it belongs to the same configuration.
+
+    Settings that go by content (`resumable_settings.BY_CONTENT`) may differ here: where something is saved,
+    the caller compares what they lead to and then calls `write_config`.
 
     Args:
         path: the run folder.
@@ -98,17 +101,12 @@ def open_run_folder(
     except OSError as error:
         raise InputError(f"{path}: the run folder cannot be written ({error.strerror})") from None
     try:
+        saved = folder.last.exists() or folder.result.exists()
         if folder.config.exists():
-            differing = _differences(_read_config(folder.config), config, defaults or {})
-            saved = folder.last.exists() or folder.result.exists()
-            fixed = [line for line in differing if _is_one_of(line.split(":")[0], _FIXED)]
-            if saved and differing and (fixed or folder.result.exists() or not accept_changes):
-                raise InputError(
-                    f"{path}: holds a run with other settings ({'; '.join(differing)}); give this run "
-                    "another name=, or go on with the changed ones by resume=changed (not with another "
-                    f"{', '.join(_FIXED)}, nor where the run is finished)"
-                )
-        elif folder.last.exists() or folder.result.exists():
+            if saved:
+                folder.changed = changes(_read_config(folder.config), config, defaults or {})
+                _refuse_changes(folder, accept_changes)
+        elif saved:
             raise InputError(f"{path}: holds results but no config.yaml; give this run another name=")
         elif foreign := [p.name for p in path.iterdir() if p.is_file() and not _is_a_runs(p)]:
             raise InputError(
@@ -117,7 +115,8 @@ def open_run_folder(
         for leftover in [*path.glob(f"*{PARTIAL}"), *folder.checkpoints.glob(f"*{PARTIAL}")]:
             leftover.unlink()  # of a process that was killed
         try:
-            write_atomically(folder.config, yaml.safe_dump(config, sort_keys=False))
+            if not saved:
+                folder.write_config(config)
             folder.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
             raise InputError(f"{path}: the run folder cannot be written ({error.strerror})") from None
@@ -125,6 +124,22 @@ def open_run_folder(
             yield folder
     finally:
         lock.release()
+
+
+def _refuse_changes(folder: RunFolder, accept_changes: bool) -> None:
+    differing = {name: change for name, change in folder.changed.items() if name not in BY_CONTENT}
+    if not differing:
+        return
+    held = f"{folder.path}: holds a run with other settings ({listed(differing)})"
+    if folder.result.exists():
+        raise InputError(f"{held}, and it is finished; give this run another name=")
+    if unchangeable := fixed(differing):
+        raise InputError(
+            f"{held}; {', '.join(unchangeable)} cannot change where a run goes on: give this run another "
+            "name="
+        )
+    if not accept_changes:
+        raise InputError(f"{held}; give this run another name=, or go on with them by resume=changed")
 
 
 @contextmanager
@@ -159,16 +174,3 @@ def _read_config(path: Path) -> dict[str, Any]:
             f"{path}: is damaged, so it cannot be told whether this run goes on; give another name="
         )
     return config
-
-
-def _differences(saved: dict[str, Any], now: dict[str, Any], defaults: dict[str, Any]) -> list[str]:
-    old, new = dict(flat(defaults, ".")) | dict(flat(saved, ".")), dict(flat(now, "."))
-    return [
-        f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not _is_one_of(key, _FREE)
-    ]
-
-
-def _is_one_of(key: str, names: tuple[str, ...]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)

@@ -198,7 +198,7 @@ class Stop:
             run()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def stop() -> Stop:
     """End a run by a signal or by a crash."""
     return Stop()

@@ -154,3 +154,37 @@ def test_clipping(largest: float, factor: float) -> None:
     assert float(clip_gradients(parameters, largest)) == 5
     clipped = [float(p.grad) for p in parameters if p.grad is not None]
     assert clipped == pytest.approx([3 * factor, 4 * factor], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", OptimizerName, ids=str)
+def test_a_loaded_state_leaves_the_options_as_they_are(
+    tiny_config: Callable[..., ModelConfig], name: OptimizerName
+) -> None:
+    """Weight decay, betas and eps are the new settings'; moments and step counts are those of the state."""
+    model = AllAttentionLM(tiny_config())
+    made = []
+    for config in (
+        OptimizerConfig(name=name, weight_decay=0.1),
+        OptimizerConfig(name=name, betas=[0.5, 0.6], eps=1e-3, weight_decay=0.2),
+    ):
+        optimizer = make_optimizer(parameter_groups(model, None, config), config)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        made.append(optimizer)
+    old, new = made
+    old.step()
+    new.load_state_dict(old.state_dict())
+    for group in new.param_groups:
+        if "betas" in group:
+            assert tuple(group["betas"]) == (0.5, 0.6)
+        assert group["eps"] == 1e-3
+        assert group["weight_decay"] == (0.0 if group["name"] == "vectors" else 0.2)
+    ours, theirs = new.state_dict()["state"], old.state_dict()["state"]
+    assert ours.keys() == theirs.keys()
+    for number, entries in ours.items():
+        assert entries.keys() == theirs[number].keys()
+        assert all(
+            torch.equal(torch.as_tensor(entries[k]), torch.as_tensor(theirs[number][k])) for k in entries
+        )
+    if name is OptimizerName.lamb:
+        assert {group["step"] for group in new.param_groups} == {1}, "what it counts in its groups is state"
