@@ -38,7 +38,6 @@ from allattn.training.world import is_first_process, joined
 WAIT = timedelta(minutes=30)  # for the first process, as torch's processes wait for each other
 LOOK_AGAIN_SECONDS = 0.2
 
-
 Settings = TypeVar("Settings", bound=RunSettings)
 
 
@@ -148,12 +147,15 @@ class Run(Generic[Settings]):
         """Take up last.ckpt when it is of `phase`: the first process has written it, the others wait for it.
 
         Raises:
-            InputError: the first process has not written it for half an hour.
+            InputError: the first process has failed, or has not written it for half an hour.
         """
         until = time.monotonic() + WAIT.total_seconds()
         while not self._stands_in(phase):
-            if time.monotonic() > until:
-                raise InputError(f"{self.folder.last}: the first process has not written it; start all again")
+            failure = self.folder.failure
+            failed = failure.exists() and failure.stat().st_mtime >= self._began  # not an earlier start's
+            if failed or time.monotonic() > until:
+                ended = f"has failed ({failure} says why)" if failed else f"has not written it for {WAIT}"
+                raise InputError(f"{self.folder.last}: the first process {ended}; start the run again")
             time.sleep(LOOK_AGAIN_SECONDS)
 
     def score(self, name: str, model: AllAttentionLM) -> dict[str, Any]:

@@ -237,8 +237,8 @@ def test_process_that_is_started_later_takes_the_cut_model(
     tmp_path: Path, selecting: Arguments, selected: RunFolder
 ) -> None:
     folder = RunFolder(tmp_path / "run")
-    done = run(tmp_path / "output", "prune.py", *selecting(folder, *TWO))
-    assert done.output.count("remove 4 of 8 heads") == 1
+    printed = run_in_several("prune.py", selecting(folder, *TWO))
+    assert printed.count("remove 4 of 8 heads") == 1
     assert_same_selection(folder, selected)
 
 
