@@ -11,6 +11,8 @@ from torch.func import functional_call
 
 from allattn.model.attention import AllAttention
 
+pytestmark = pytest.mark.numeric
+
 ALL = (0, 1, 2, 3)
 FEED_FORWARD = ("norm.weight", "norm.bias", "inner.weight", "inner.bias", "outer.weight", "outer.bias")
 

@@ -8,10 +8,13 @@ from support.reference import (
     random_ids,
     randomised,
     reference_embedding,
+    rounding,
     small_config,
 )
 
 from allattn.model.embedding import AdaptiveEmbedding
+
+pytestmark = pytest.mark.numeric
 
 
 @pytest.mark.parametrize("cutoffs", [[8, 18], [1], [29], []])
@@ -65,7 +68,7 @@ def test_word_dropout_drops_whole_word_types() -> None:
         gone = (out == 0).all(-1)
         assert torch.equal(gone[0], gone[1])
         assert torch.equal(gone[0], gone[2])
-        assert_close(out[~gone], full[~gone] / (1 - p), 1e-6)
+        assert_close(out[~gone], full[~gone] / (1 - p), rounding(torch.float32, 2))  # the mask's dtype
         dropped[draw] = gone[0]
     spread = (p * (1 - p)) ** 0.5
     assert dropped.mean().item() == pytest.approx(p, abs=4 * spread / (draws * 30) ** 0.5)

@@ -12,6 +12,7 @@ from support.reference import (
     random_memory,
     random_model,
     reference_model,
+    rounding,
     small_config,
 )
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from allattn.model.cores.inputs import Core
 from allattn.model.cores.plain import attend_plain
 from allattn.model.language_model import AllAttentionLM
 from allattn.model.positions import RelativePositions
+
+pytestmark = pytest.mark.numeric
 
 GROWING = {"same_length": False}
 EQUAL = {"same_length": True}
@@ -120,17 +123,16 @@ def test_batch_rows_do_not_mix() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 7])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("memory_length", [1, 4, 6])
-def test_segments_equal_the_text_at_once(
-    length: int, dtype: torch.dtype, tolerance: float, memory_length: int
-) -> None:
+def test_segments_equal_the_text_at_once(length: int, dtype: torch.dtype, memory_length: int) -> None:
     """C03. Same length: a query's window does not depend on the cut, so this holds for any number of layers
     and any memory length; with the growing mask only while the memory holds all that came before (below).
     """
     model = random_model(dtype, layers=4, memory_length=memory_length)
     ids = random_ids(2, 23)
-    assert_close(log_probs_in_segments(model, ids, length), log_probs_in_segments(model, ids, 23), tolerance)
+    bound = rounding(dtype, 2 * 4 * 12)  # 4 layers sum over 12 entries, twice
+    assert_close(log_probs_in_segments(model, ids, length), log_probs_in_segments(model, ids, 23), bound)
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 7])
@@ -156,7 +158,7 @@ def test_two_segments_of_four_equal_eight_tokens(mask: dict[str, Any]) -> None:
     model = random_model(torch.float32, **mask)
     ids = random_ids(1, 8)
     cut, whole = log_probs_in_segments(model, ids, 4), log_probs_in_segments(model, ids, 8)
-    assert_close(cut[:, 4:], whole[:, 4:], 1e-5)
+    assert_close(cut[:, 4:], whole[:, 4:], rounding(torch.float32, 2 * 2 * 12))
 
 
 @pytest.mark.parametrize("length", [1, 4, 11])
@@ -294,8 +296,9 @@ def test_bfloat16_autocast_keeps_losses_in_float32() -> None:
         nats, memory = model(ids, targets, model.empty_memory(2))
         again, _ = model(ids, targets, memory)
     assert nats.dtype == again.dtype == torch.float32
-    assert_close(nats, exact, 0.1)
-    assert_close(again, exact_again, 0.1)
+    bound = rounding(torch.bfloat16, 2 * 6)  # a layer hands on some six rounded results
+    assert_close(nats, exact, bound)
+    assert_close(again, exact_again, bound)
 
 
 def losses_and_gradients(model: AllAttentionLM, ids: Tensor) -> list[Tensor]:
@@ -310,7 +313,6 @@ def losses_and_gradients(model: AllAttentionLM, ids: Tensor) -> list[Tensor]:
     return [x.detach().cpu() for x in (*losses, *gradients)]
 
 
-@pytest.mark.numeric
 def test_plain_and_recomputing_cores_train_alike() -> None:
     model, ids = random_model(), random_ids(2, 12)
     other = copy.deepcopy(model)

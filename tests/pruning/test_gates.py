@@ -180,6 +180,7 @@ def test_all_gates_closed_gives_the_bias_and_no_nan(random_model: Models, with_g
     assert float(gates.pi[0].grad.abs().sum()) > 0, "a closed gate can open again"
 
 
+@pytest.mark.numeric
 def test_open_gates_leave_a_dense_model_as_it_is(random_model: Models) -> None:
     model = random_model().train()
     gates = HeadGates(GatesConfig(initial_pi=40.0), [8] * 3, 8, [1.0] * 3)

@@ -25,6 +25,8 @@ from allattn.training.config import OptimizerConfig, OptimizerName
 from allattn.training.cutting import cut_checkpoint, freeze_plan
 from allattn.training.optimizers import clip_gradients, make_optimizer, parameter_groups
 
+pytestmark = pytest.mark.numeric
+
 KEPT = [[0, 2, 3, 5, 6, 7], [], [1, 4]]  # one layer without heads
 GATED_STEPS, FURTHER_STEPS = 5, 50
 ADAMW = OptimizerConfig(OptimizerName.adamw, 0.002, eps=1e-8, weight_decay=0.1, gradient_clip=0.5)

@@ -61,6 +61,15 @@ def random_memory(model: AllAttentionLM, rows: int, length: int) -> list[Tensor]
     return [torch.randn(rows, length, table.shape[1], dtype=table.dtype) for _ in model.layers]
 
 
+def rounding(dtype: torch.dtype, terms: int) -> float:
+    """What `terms` roundings one after another add up to at most, relative to what is rounded: eps each.
+
+    A sum of n products rounds about n times (Higham, Accuracy and Stability, 3.1), whatever the order; of two
+    results each has its own.
+    """
+    return terms * torch.finfo(dtype).eps
+
+
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float, name: str = "") -> None:
     """Largest difference relative to the largest expected entry (never to less than 1e-3)."""
     assert actual.shape == expected.shape, name

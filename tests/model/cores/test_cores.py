@@ -13,11 +13,12 @@ from allattn.model.cores.choose import attend
 from allattn.model.cores.inputs import CoreInputs, visible
 from allattn.model.cores.plain import attend_plain, shift
 
+pytestmark = pytest.mark.numeric
+
 LARGER = (2, 33, 20, 2, 16, 130, 20)
 PLAIN_AND_RECOMPUTE = {name: CORES[name] for name in ("plain", "recompute")}
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("core", ALL_CORES)
 def test_equals_the_loop_with_gradients(core: str, shape: str) -> None:
@@ -28,7 +29,6 @@ def test_equals_the_loop_with_gradients(core: str, shape: str) -> None:
         assert_close(found[name], wanted[name], 1e-10, name)
 
 
-@pytest.mark.numeric
 @given(
     core=st.sampled_from(sorted(CORES)),
     batch=st.integers(1, 3),
@@ -57,7 +57,6 @@ def test_any_shape_and_window_equals_the_loop(
         assert_close(CORES[core](inputs), loop(inputs), 1e-10)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [SHAPES["partial memory"], SHAPES["window of 0"], LARGER], ids=str)
 @pytest.mark.parametrize("core", CORES)
@@ -71,7 +70,6 @@ def test_rounds_no_worse_than_separate_steps(core: str, shape: tuple[int, ...], 
     assert error(CORES[core], inputs) < bound
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("core", ALL_CORES)
 def test_dropout_changes_no_mean(core: str) -> None:
     inputs = make((1, 3, 2, 2, 4, 6, 2), dropout=0.3, scales=(1.0, 1.0))
@@ -82,7 +80,6 @@ def test_dropout_changes_no_mean(core: str) -> None:
     assert off.abs().max().item() < 5
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("core", CORES)
 def test_share_of_dropped_probabilities(core: str) -> None:
     """With values 1 and equal scores every output is the share kept, over what is kept on average."""
@@ -99,7 +96,6 @@ def test_share_of_dropped_probabilities(core: str) -> None:
     assert abs(float(kept.sum()) / total - keep) < 4 * (keep * (1 - keep) / total) ** 0.5
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("core", PLAIN_AND_RECOMPUTE)
 @pytest.mark.parametrize("sign", [1, -1])
