@@ -1,6 +1,7 @@
 """How fast the model is on this machine: allattn benchmark [model.layers=16] [heads=[8,4,2]]."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from allattn.benchmark.ratios import summarize
 from allattn.benchmark.table import markdown
 from allattn.commands.run_command import Command
 from allattn.errors import InputError, first_line
-from allattn.files import user_path, write_atomically
+from allattn.files import write_atomically
 from allattn.settings import plain
 
 
@@ -25,7 +26,7 @@ def benchmark(config: BenchmarkConfig) -> dict[str, Any]:
     check_benchmark(config)
     device = _device(config.device)
     pruned = None if config.checkpoint is None else allattn.load(config.checkpoint)
-    folder = user_path("folder", config.folder)
+    folder = Path(config.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,13 +1,13 @@
 """Compare pruning runs: allattn compare [runs=[FOLDER,...]] or --wandb ENTITY/PROJECT --group G."""
 
 import difflib
-import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
+from allattn.commands.overrides import quoted
 from allattn.commands.run_command import Command
 from allattn.comparison.compared_run import ComparedRun, LeftOut
 from allattn.comparison.comparison import Comparison, compare
@@ -18,7 +18,7 @@ from allattn.comparison.runs_wandb import read_wandb_runs
 from allattn.comparison.summary_run import Destination, check_can_log, destination_of, log_summary_run
 from allattn.comparison.tables import csv_table, latex_table, markdown_table, notes, runs_csv, terminal_table
 from allattn.errors import InputError
-from allattn.files import user_path, write_atomically
+from allattn.files import write_atomically
 from allattn.training.config import WandbMode
 
 FLAGS = {"--wandb": "--wandb ENTITY/PROJECT", "--group": "--group GROUP"}  # other ways to write a setting
@@ -55,7 +55,7 @@ def compare_runs(settings: CompareSettings) -> Comparison:
     comparison = compare(runs, left_out, settings.vary)
     destination = _destination(settings, comparison) if settings.upload else None
     _print(comparison)
-    folder = user_path("folder", settings.folder)
+    folder = Path(settings.folder)
     pictures = _write(comparison, folder)
     print(f"tables, pictures and report.html: {folder}", file=sys.stderr)
     if destination is not None:
@@ -65,7 +65,7 @@ def compare_runs(settings: CompareSettings) -> Comparison:
 
 def _read(settings: CompareSettings) -> tuple[list[ComparedRun], list[LeftOut]]:
     if settings.wandb is None:
-        folders = [user_path("runs", folder) for folder in settings.runs or ["runs"]]
+        folders = list(map(Path, settings.runs or ["runs"]))
         return read_local_runs(folders, settings.group)
     if settings.runs is not None:
         raise InputError("give runs=[FOLDER,...] or wandb=ENTITY/PROJECT, not both")
@@ -123,7 +123,7 @@ def _destination(settings: CompareSettings, comparison: Comparison) -> Destinati
 
 
 def with_flags_as_settings(arguments: list[str]) -> list[str]:
-    """`--wandb X` and `--group=X` written as Hydra's `wandb='X'` and `group='X'`.
+    """`--wandb X` and `--group=X` written as Hydra's `wandb="X"` and `group="X"`.
 
     Raises:
         InputError: a flag has no value.
@@ -139,9 +139,7 @@ def with_flags_as_settings(arguments: list[str]) -> list[str]:
             if not rest or rest[0].startswith("--"):
                 raise InputError(f"{flag} needs a value: {FLAGS[flag]}")
             value = rest.pop(0)
-        # Inside Hydra's quotes a quote is escaped, and so is a backslash before a quote or at the end.
-        escaped = re.sub(r"(\\*)('|$)", lambda at: at[1] * 2 + at[2].replace("'", "\\'"), value)
-        found.append(f"{flag.removeprefix('--')}='{escaped}'")
+        found.append(quoted(f"{flag.removeprefix('--')}={value}"))
     return found
 
 

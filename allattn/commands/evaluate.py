@@ -13,7 +13,7 @@ from allattn.commands.run_command import Command
 from allattn.data.config import DataConfig, Source
 from allattn.data.corpus import Corpus
 from allattn.errors import InputError, first_line
-from allattn.files import user_path, write_atomically
+from allattn.files import write_atomically
 from allattn.model.language_model import AllAttentionLM
 from allattn.record.articles import articles_record
 from allattn.record.bootstrap import perplexity_difference
@@ -77,7 +77,7 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
         records.append({**score_record(score), "evaluation": how})
     if settings.articles is not None:
         kept = {place: articles_record({split: score}) for place, score in zip(places, scores, strict=True)}
-        _write(user_path("articles", settings.articles), kept)
+        _write(Path(settings.articles), kept)
     if settings.against is None:
         return records[0]
     one, another = (score.articles for score in scores)

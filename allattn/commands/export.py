@@ -6,7 +6,6 @@ from pathlib import Path
 from omegaconf import MISSING
 
 from allattn.commands.run_command import Command
-from allattn.files import user_path
 from allattn.model.counts import count_parameters
 from allattn.training.artifacts import local_checkpoint
 from allattn.training.exports import save_export
@@ -26,7 +25,7 @@ def export(settings: ExportSettings) -> Path:
     Raises:
         InputError: the checkpoint cannot be used, or the folder exists or cannot be written.
     """
-    folder = user_path("folder", settings.folder)
+    folder = Path(settings.folder)
     model = save_export(local_checkpoint(settings.checkpoint), folder)
     config = model.config
     print(

@@ -1,6 +1,5 @@
 """Text that a checkpoint writes on from a prompt: allattn generate checkpoint=PATH prompt="..."."""
 
-import re
 import signal
 import sys
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from omegaconf import MISSING
 from tokenizers import Tokenizer
 
+from allattn.commands.overrides import quoted
 from allattn.commands.run_command import Command
 from allattn.data.text_stream import TextStream
 from allattn.data.vocabulary import (
@@ -133,14 +133,7 @@ def prompt_ids(prompt: str, tokenizer: Tokenizer) -> list[int]:
 
 def literal_prompt(arguments: list[str]) -> list[str]:
     """The command line with the prompt quoted, so that no character of it means anything to Hydra."""
-    return [_quoted(each) if each.startswith("prompt=") else each for each in arguments]
-
-
-def _quoted(argument: str) -> str:
-    name, _, value = argument.partition("=")
-    value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # not an interpolation
-    value = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), value)
-    return f'{name}="{value}"'
+    return [quoted(each) if each.startswith("prompt=") else each for each in arguments]
 
 
 def _generate_for_a_reader(settings: GenerateSettings) -> str:

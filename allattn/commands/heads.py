@@ -4,12 +4,12 @@ import json
 import sys
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
 
 from allattn.commands.run_command import Command
-from allattn.files import user_path
 from allattn.record.head_map import draw_head_map, head_record, print_head_map
 from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoints import read_checkpoint
@@ -41,7 +41,7 @@ def show_heads(settings: HeadsSettings) -> dict[str, Any]:
     record = head_record(read_checkpoint(path))
     title = f"{path.parent.parent.name} {path.name}".strip()
     if settings.picture is not None:
-        picture = user_path("picture", settings.picture)
+        picture = Path(settings.picture)
         draw_head_map(record, picture, title)
         print(f"{picture}: layers x heads", file=sys.stderr)
     if settings.format is Format.json:

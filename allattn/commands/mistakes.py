@@ -2,9 +2,11 @@
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from typing import Any
 
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from allattn.errors import InputError
@@ -16,7 +18,7 @@ def refuse_unknown(config: DictConfig, schema: type) -> None:
     Raises:
         InputError: a setting is not one of the schema's; the nearest one is named.
     """
-    known = set(setting_names(schema))
+    known = setting_kinds(schema)
     for name in _leaves(config):
         if name not in known:
             raise InputError(_no_such_setting(name, schema))
@@ -45,6 +47,8 @@ def _leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
 
 def explain(error: Exception, schema: type) -> str:
     """One line about a configuration error, with the nearest setting where a key is unknown."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        return _no_such_choice(error.missing_cfg_file, error.options)
     lines = [line.strip() for cause in _causes(error) for line in str(cause).splitlines()]
     text = "; ".join(dict.fromkeys(line for line in lines if line and not _is_noise(line)))
     unknown = re.search(r"[Kk]ey '([\w.]+)' (?:is )?not in", text)
@@ -55,11 +59,18 @@ def explain(error: Exception, schema: type) -> str:
 
 
 def _no_such_setting(wanted: str, schema: type) -> str:
-    names = setting_names(schema)
+    names = list(setting_kinds(schema))
     last = {name.rsplit(".", 1)[-1]: name for name in names}
     near = difflib.get_close_matches(wanted, names, 1, 0.7)
     near = near or [last[key] for key in difflib.get_close_matches(wanted.rsplit(".", 1)[-1], last, 1, 0.5)]
     return f"there is no setting {wanted}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _no_such_choice(wanted: str, options: Sequence[str]) -> str:
+    group, _, choice = wanted.rpartition("/")
+    near = difflib.get_close_matches(choice, options, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(options)}"
+    return f"there is no {group}={choice}; {hint}"
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
@@ -70,14 +81,13 @@ def _is_noise(line: str) -> bool:
     return line.startswith(("object_type=", "full_key:", "To append to your config", "reference_type="))
 
 
-def setting_names(schema: type, prefix: str = "") -> list[str]:
-    """Dotted names of all settings of a dataclass."""
-    names = []
+def setting_kinds(schema: type, prefix: str = "") -> dict[str, Any]:
+    """Dotted names of all settings of a dataclass, with their declared types."""
+    kinds: dict[str, Any] = {}
     for entry in fields(schema):
         name = f"{prefix}{entry.name}"
-        inner = entry.type
-        if isinstance(inner, type) and is_dataclass(inner):
-            names += setting_names(inner, f"{name}.")
+        if isinstance(entry.type, type) and is_dataclass(entry.type):
+            kinds |= setting_kinds(entry.type, f"{name}.")
         else:
-            names.append(name)
-    return names
+            kinds[name] = entry.type
+    return kinds

@@ -13,13 +13,15 @@ import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from allattn.commands.mistakes import explain, refuse_missing, refuse_unknown
+from allattn.commands.labels import check_labels, check_typed_labels
+from allattn.commands.mistakes import explain, refuse_missing, refuse_unknown, setting_kinds
+from allattn.commands.overrides import is_multirun, parsed, with_quoted_home
+from allattn.commands.paths import expand_home
 from allattn.commands.streams import make_output_last
 from allattn.errors import InputError, Interrupted
 from allattn.settings import register
@@ -49,6 +51,7 @@ def run_command(command: Command, arguments: Sequence[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing its own report
     make_output_last()
     as_typed = sys.argv
+    reported: list[Exception] = []
 
     def job(config: DictConfig) -> Any:
         here = sys.argv is for_hydra  # not in a job on a cluster
@@ -57,7 +60,9 @@ def run_command(command: Command, arguments: Sequence[str]) -> None:
         try:
             refuse_unknown(config, command.schema)
             refuse_missing(config, command.name)
-            if "name" in config:
+            expand_home(config)
+            if command.in_files:
+                check_labels(config)
                 own = name_job(config, swept)
                 if here and own is not None:
                     script = as_typed[: len(as_typed) - len(arguments)]
@@ -69,8 +74,9 @@ def run_command(command: Command, arguments: Sequence[str]) -> None:
             raise SystemExit(128 + error.number) from None
         except Exception as error:
             if HydraConfig.get().mode == RunMode.MULTIRUN:
-                _report(error, command.schema)  # Hydra runs the other jobs, then raises the first error alone
-            elif isinstance(error, InputError):
+                _report(error, command.schema)  # Hydra runs the other jobs, then raises the first error again
+                reported.append(error)
+            elif isinstance(error, InputError | OmegaConfBaseException):
                 _leave(error, command.schema)  # past Hydra, which would print a line of its own
             raise
         finally:
@@ -78,12 +84,19 @@ def run_command(command: Command, arguments: Sequence[str]) -> None:
                 sys.argv = for_hydra
 
     try:
-        for_hydra = [f"allattn {command.name}", *command.respelled(list(arguments))]
-        swept = swept_settings(for_hydra[1:])  # here, as a job on a cluster has another command line
+        words = [word.rstrip("\r") for word in arguments]  # of a script with Windows' line ends
+        words = with_quoted_home(command.respelled(words))
+        overrides = parsed(words, setting_kinds(command.schema))
+        check_typed_labels(overrides, is_multirun(words), CONF)
+        # Noted here, as a job on a cluster has another command line.
+        swept = {override.get_key_element() for override in overrides if override.is_sweep_override()}
+        for_hydra = [f"allattn {command.name}", *words]
         sys.argv = for_hydra
         path = _register(command)
         hydra.main(version_base="1.3", config_path=path, config_name=command.name)(job)()
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, InputError, OSError) as error:
+        if any(error is earlier for earlier in reported):
+            raise SystemExit(BAD_INPUT) from None
         _leave(error, command.schema)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
@@ -102,16 +115,6 @@ def _register(command: Command) -> str | None:
     writes_nothing = {"job": {"name": command.name}, "run": {"dir": "."}, "output_subdir": None}
     store.store(command.name, {"defaults": defaults, "hydra": writes_nothing})
     return None
-
-
-def swept_settings(arguments: list[str]) -> set[str]:
-    """Names of the settings that a command line gives several values for."""
-    overrides = [a for a in arguments if "=" in a and not a.startswith("-")]
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-    except HydraException:
-        return set()  # Hydra is about to refuse it itself
-    return {override.get_key_element() for override in parsed if override.is_sweep_override()}
 
 
 def name_job(config: DictConfig, swept: set[str]) -> list[str] | None:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from allattn.pruning.techniques import TECHNIQUES
 from allattn.errors import InputError
 from allattn.comparison.compared_run import ComparedRun, LeftOut, ModelFacts, Validation
 from allattn.comparison.variants import (
     FULL,
     NONE_OF_THREE,
-    TECHNIQUES,
     mislabelled,
     reference_settings,
     unexpected_differences,

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from allattn.pruning.config import GatesConfig
+from allattn.pruning.techniques import TECHNIQUES, techniques_off
 from allattn.comparison.compared_run import ComparedRun
 
 FULL = "full method"
-TECHNIQUES = ("lambda warm-up", "positive initialization", "output scaling")  # the paper's three
 NONE_OF_THREE = "without all three"
 
 # What the settings must hold where the free-text setting `ablation` has one of the paper's names.
@@ -70,19 +70,6 @@ def compared_settings(settings: Mapping[str, Any], vary: Sequence[str] = ()) -> 
         for name, value in settings.items()
         if (name.startswith("gates.") and name not in idle) or is_below(name, vary)
     }
-
-
-def techniques_off(settings: Mapping[str, Any]) -> list[str]:
-    """Which of the paper's three techniques a run goes without, by its settings and not by its label."""
-    off = []
-    if settings.get("gates.selection") == "l0":
-        if settings.get("gates.lambda_warmup_steps") == 0:
-            off.append(TECHNIQUES[0])
-        if float(settings.get("gates.initial_pi", 2)) <= 0:
-            off.append(TECHNIQUES[1])
-    if settings.get("gates.output_scaling") is False:
-        off.append(TECHNIQUES[2])
-    return off
 
 
 def reference_settings(runs: Sequence[ComparedRun], vary: Sequence[str] = ()) -> dict[str, Any] | None:

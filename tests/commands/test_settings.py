@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from support.command_fixtures import CommandLine
 
-from allattn.commands.mistakes import setting_names
+from allattn.commands.mistakes import setting_kinds
 from allattn.data.config import Source
 from allattn.errors import InputError
 from allattn.settings import (
@@ -242,6 +242,6 @@ def test_commands_write_nothing_of_their_own(composed: CommandLine, tmp_path: Pa
 
 
 def test_names_of_all_settings() -> None:
-    names = setting_names(PruneSettings)
-    assert {"gates.lambda_max", "schedule.steps", "checkpoint", "trainer.precision"} <= set(names)
+    names = setting_kinds(PruneSettings)
+    assert {"gates.lambda_max", "schedule.steps", "checkpoint", "trainer.precision"} <= names.keys()
     assert "gates" not in names

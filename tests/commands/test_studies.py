@@ -9,7 +9,6 @@ from hydra import compose, initialize_config_dir
 from support.command_fixtures import CommandLine
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
-from allattn.commands.run_command import swept_settings
 from allattn.errors import InputError
 from allattn.settings import PruneSettings, prune_settings, register
 
@@ -101,9 +100,11 @@ def test_the_order_of_the_command_line_does_not_name_a_job(jobs: Jobs) -> None:
     assert {job.name for job in jobs("-m", *one)} == {job.name for job in jobs("-m", *other)}
 
 
-def test_what_is_given_once_does_not_name_a_job() -> None:
-    arguments = ["-m", "seed=1,2", "checkpoint=a.ckpt", "gates.lambda_max=range(1,3)", "schedule.steps=3"]
-    assert swept_settings(arguments) == {"seed", "gates.lambda_max"}
+def test_what_is_given_once_does_not_name_a_job(jobs: Jobs) -> None:
+    found = jobs("-m", "seed=1,2", "gates.lambda_max=range(1,3)", "gates.freeze_step=5000")
+    assert {job.name for job in found} == {
+        f"wikitext103-pruned/gates.lambda_max-{x}+seed-{seed}" for x in (1, 2) for seed in (1, 2)
+    }
 
 
 def test_the_wandb_sweep_file_makes_commands_that_prune_understands() -> None:
@@ -129,3 +130,68 @@ def test_the_wandb_sweep_file_makes_commands_that_prune_understands() -> None:
     assert settings.seed == 3
     assert settings.name == "lambda-sweep/lambda-0.03+seed-3"
     assert settings.checkpoint == "runs/wikitext103/checkpoints/last.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (
+            ["-m", "study=ablation", "gates.lambda_warmup_steps=30"],
+            ["ablation=no_lambda_warmup means gates.lambda_warmup_steps=0", "gates.lambda_warmup_steps=30"],
+        ),
+        (["ablation=no_lambda_warmup", "gates.lambda_warmup_steps=30"], ["ablation=no_lambda_warmup", "=30"]),
+        (
+            ["ablation=no_positive_init", "gates.output_scaling=false"],
+            ["ablation=no_positive_init has output scaling", "gates.output_scaling=False"],
+        ),
+        (["gates.initial_pi=-1"], ["ablation=all_three has positive initialization", "gates.initial_pi=-1"]),
+        (
+            ["-m", "gates.lambda_warmup_steps=0,4000", "seed=1,2"],
+            ["ablation=all_three has lambda warm-up", "gates.lambda_warmup_steps=0"],
+        ),
+        (
+            ["-m", "study=ablation", "gates.selection=random", "gates.target_sparsity=0.5"],
+            ["ablation=no_lambda_warmup", "gates.selection=random"],
+        ),
+        (["-m", "study=lambda", "gates.lambda_max=0.5"], ["study=lambda sweeps gates.lambda_max"]),
+        (["-m", "study=ablation", "ablation=all_three"], ["study=ablation sweeps ablation"]),
+        (["-m", "study=selection", "gates.selection=l0"], ["study=selection sweeps gates.selection"]),
+        (["-m", "study=lambda", "gates.target_sparsity=0.5"], ["study=lambda", "gates.target_sparsity=0.5"]),
+        (
+            ["-m", "study=selection", "gates.target_sparsity=0.5", "ablation=no_positive_init"],
+            ["ablation=no_positive_init", "gates.selection=random"],
+        ),
+    ],
+)
+def test_labels_that_the_settings_contradict_are_refused(
+    composed: CommandLine, arguments: list[str], named: list[str]
+) -> None:
+    done = composed("prune", *arguments, "checkpoint=last.ckpt")
+    assert (done.status, done.seen) == (2, []), "refused before the first job"
+    assert all(part in done.err for part in named), done.err
+
+
+def test_a_label_that_an_experiment_contradicts_is_refused(composed: CommandLine, tmp_path: Path) -> None:
+    """No setting was typed: the composed values are looked at."""
+    (tmp_path / "own" / "experiment" / "prune").mkdir(parents=True)
+    for folder in ("experiment", "experiment/prune"):
+        copied = (CONF / folder / "demo.yaml").read_text()
+        (tmp_path / "own" / folder / "mine.yaml").write_text(copied)
+    stage = tmp_path / "own" / "experiment" / "prune" / "mine.yaml"
+    stage.write_text(stage.read_text().replace("lambda_max: 0.1", "initial_pi: 0.0"))
+    mine = ("--config-dir=own", "experiment=mine", "checkpoint=last.ckpt")
+    done = composed("prune", *mine)
+    assert (done.status, done.seen) == (2, [])
+    assert "ablation=all_three has positive initialization" in done.err
+    assert composed("prune", *mine, "ablation=no_positive_init").status == 0
+
+
+def test_an_ablation_of_ones_own_fixes_what_its_file_says(composed: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "own" / "ablation").mkdir(parents=True)
+    label = "# @package _global_\nablation: sharp\ngates:\n  beta: 0.1\n"
+    (tmp_path / "own" / "ablation" / "sharp.yaml").write_text(label)
+    arguments = ("--config-dir=own", "ablation=sharp", "checkpoint=last.ckpt")
+    assert composed("prune", *arguments).seen[0].ablation == "sharp"
+    done = composed("prune", *arguments, "gates.beta=0.2")
+    assert (done.status, done.seen) == (2, [])
+    assert "ablation=sharp means gates.beta=0.1, but the settings say gates.beta=0.2" in done.err

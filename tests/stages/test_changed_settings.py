@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from allattn.commands.mistakes import setting_names
+from allattn.commands.mistakes import setting_kinds
 from allattn.errors import InputError
 from allattn.pruning.config import Penalty, Selection
 from allattn.settings import PretrainSettings, PruneSettings, Resume, RunSettings, plain
@@ -22,7 +22,7 @@ LISTS = {
     name: getattr(lists, name)
     for name in ("FREE", "BY_CONTENT", "WITHOUT_EFFECT", "TAKES_EFFECT", "WITH_GATES", "FIXED")
 }
-SETTINGS = sorted({*setting_names(PretrainSettings), *setting_names(PruneSettings)})
+SETTINGS = sorted({*setting_kinds(PretrainSettings), *setting_kinds(PruneSettings)})
 # Another value for each setting that takes effect; the run has them as in `pruning`.
 OTHER: dict[str, Any] = {
     "optimizer.learning_rate": 0.002,
@@ -189,7 +189,7 @@ def saved(request: pytest.FixtureRequest, runs: Any, dense_run: RunFolder) -> Ru
 
 def changed_leaves(settings: RunSettings, held: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each setting of a list that these settings have: its name, the configuration with another value."""
-    for name in (name for name in setting_names(type(settings)) if among(name, held)):
+    for name in (name for name in setting_kinds(type(settings)) if among(name, held)):
         config = plain(settings)
         *groups, last = name.split(".")
         target = config

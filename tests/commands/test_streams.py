@@ -1,0 +1,58 @@
+"""Terminals with few characters, and readers that go away."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from allattn.training.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+SAY = "from allattn.commands.streams import make_output_last; make_output_last(); import sys; "
+
+
+def python(*words: str, **environment: str) -> subprocess.Popen[bytes]:
+    """A process whose two outputs are one pipe."""
+    return subprocess.Popen(
+        [sys.executable, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=ROOT,
+        env=os.environ | environment,
+    )
+
+
+@pytest.mark.parametrize(
+    ("encoding", "printed"),
+    [("ascii", b"gr??e ?\n"), ("latin-1", b"gr\xf6\xdfe ?\n"), ("utf-8", "größe …\n".encode())],
+)
+def test_characters_that_the_terminal_lacks_are_replaced(encoding: str, printed: bytes) -> None:
+    """A name that is no UTF-8 (a surrogate, to Python) is printed too."""
+    saying = python("-c", f"{SAY}print('größe …'); print('\\udcff')", PYTHONIOENCODING=encoding)
+    assert saying.communicate()[0] == printed + b"?\n"
+    assert saying.returncode == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["-u"]])
+def test_a_reader_that_goes_away_ends_nothing(flags: list[str], tmp_path: Path) -> None:
+    """Both outputs, much more than a pipe holds, and the flush at the end."""
+    writing = "[print('x' * 1000, file=f) for f in (sys.stdout, sys.stderr) for _ in range(200)]; "
+    code = f"{SAY}{writing}open('{tmp_path}/done', 'w').close(); print('last')"
+    process = python(*flags, "-c", code)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait() == 0
+    assert (tmp_path / "done").exists()
+
+
+def test_training_goes_on_without_its_reader(pretraining: Callable[..., list[str]], tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "runs" / "alone")
+    arguments = pretraining(folder, "schedule.steps=6", "schedule.warmup_steps=2", "trainer.progress=true")
+    process = python("train.py", *arguments)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait() == 0
+    assert folder.result.exists()
