@@ -145,7 +145,8 @@ def name_job(config: DictConfig, swept: set[str]) -> list[str] | None:
     own = [o for o, name in zip(hydra_config.overrides.task, given, strict=True) if name in swept | of_study]
     own.sort()  # in whatever order they were typed: a finished job is found again
     if config.logger.group is None:
-        config.logger.group = config.name
+        config.logger.group = os.environ.get("WANDB_RUN_GROUP") or config.name
+    os.environ.pop("WANDB_RUN_ID", None)  # of one run, and these are several
     # In these characters alone, a path needs no quotes when it comes back as checkpoint=PATH.
     folder = "+".join(re.sub(r"[^\w.+-]+", "-", override) for override in own)
     config.name = f"{config.name}/{folder or 'only'}"

@@ -1,9 +1,11 @@
 """What both stages do with a run: take its folder, go on from its last checkpoint, fit, score, conclude."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -33,6 +35,7 @@ from allattn.training.resumable_settings import TEXT, chosen, listed
 from allattn.training.run_folder import RunFolder, open_run_folder
 from allattn.training.runner import fit, scoring_device, training_core
 from allattn.training.scoring import score_split
+from allattn.training.wandb_variables import with_variables
 from allattn.training.world import is_first_process, joined
 
 WAIT = timedelta(minutes=30)  # for the first process, as torch's processes wait for each other
@@ -229,8 +232,9 @@ def open_run(settings: Settings, *phases: Phase) -> Iterator[Run[Settings]]:
     """The run of these settings, its folder held; `phases` are those that its checkpoints may be of.
 
     Raises:
-        InputError: as `joined` and `open_run_folder`.
+        InputError: as `with_variables`, `joined` and `open_run_folder`.
     """
+    settings = replace(settings, logger=with_variables(settings.logger, os.environ))
     path = user_path("runs_folder", settings.runs_folder) / settings.name
     held: AbstractContextManager[RunFolder] = nullcontext(RunFolder(path))  # the first holds it for all
     with joined(settings.trainer):

@@ -48,12 +48,12 @@ def local_checkpoint(reference: str) -> Path:
     return checkpoints[0]
 
 
-def to_be_uploaded(run_name: str, summary: dict[str, Any], files: list[Path]) -> "wandb.Artifact":
-    """An artifact of type `model` with these files and the run's summary."""
+def to_be_uploaded(run_name: str, result: dict[str, Any], files: list[Path]) -> "wandb.Artifact":
+    """An artifact of type `model` with these files and the run's result, nested: W&B takes 100 keys."""
     import wandb
 
     name = re.sub(r"[^\w.-]+", "-", run_name)
-    artifact = wandb.Artifact(name, type="model", metadata=summary)
+    artifact = wandb.Artifact(name, type="model", metadata=result)
     for file in files:
         artifact.add_file(str(file), policy="immutable", skip_cache=True)
     return artifact

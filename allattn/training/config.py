@@ -101,10 +101,13 @@ class TrainerConfig:
 
 @dataclass
 class LoggerConfig:
-    """Metrics always go to metrics.csv in the run folder; W&B is added here."""
+    """Metrics always go to metrics.csv in the run folder; W&B is added here.
+
+    W&B's environment variables give what is null here (see `wandb_variables`).
+    """
 
     wandb: WandbMode = WandbMode.auto
-    project: str = "allattn"
+    project: str | None = None  # null: WANDB_PROJECT, else allattn
     entity: str | None = None
     group: str | None = None  # the study a run belongs to
     tags: list[str] = field(default_factory=list)

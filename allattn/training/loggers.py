@@ -11,7 +11,6 @@ from urllib.parse import urlparse
 from lightning.pytorch.loggers import Logger
 
 from allattn.training.config import LoggerConfig, WandbMode
-from allattn.training.flat_names import flat
 from allattn.training.metrics import CsvMetrics
 from allattn.training.wandb_run import WandbRun, check_login
 from allattn.training.world import is_first_process
@@ -45,7 +44,7 @@ def make_loggers(
     check_login(config, has_login())
     metrics = CsvMetrics(folder / "metrics.csv", keep_until)
     loggers: list[Logger] = [metrics]
-    if config.wandb is not WandbMode.none and os.environ.get("WANDB_MODE") != "disabled":
+    if config.wandb is not WandbMode.none:
         offline = is_offline(config.wandb)
         rows = metrics.typed_rows()
         loggers.append(WandbRun(config, folder, name, job_type, tags, run_config, offline, rows))
@@ -60,7 +59,7 @@ def wandb_runs(loggers: list[Logger]) -> list[WandbRun]:
 def log_result(loggers: list[Logger], result: dict[str, Any], checkpoint: Path, tokenizer: Path) -> None:
     """Put the run's result into the W&B run's summary, nested names joined by slashes, and its model up."""
     for run in wandb_runs(loggers):
-        run.conclude(dict(flat(result, "/")), checkpoint, tokenizer)
+        run.conclude(result, checkpoint, tokenizer)
 
 
 @contextmanager

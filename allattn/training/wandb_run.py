@@ -5,6 +5,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from allattn.files import write_atomically
 from allattn.pictures.pi import draw_pi, grid_figure
 from allattn.training.artifacts import artifact_source, note_artifact, to_be_uploaded
 from allattn.training.config import LoggerConfig, WandbMode
+from allattn.training.flat_names import flat
+from allattn.training.wandb_variables import agents_id, hidden
 
 INIT_SECONDS = 30  # then the run goes on offline
 UPLOAD_SECONDS = 1800  # of one artifact, and of the rest at a run's end
@@ -29,7 +32,7 @@ class WandbRun(Logger):
 
     Args:
         config: the logger settings.
-        folder: run folder; W&B writes below it, and `wandb_run_id` there names the run.
+        folder: run folder; W&B writes below it unless WANDB_DIR is set; `wandb_run_id` there names the run.
         name: the run's name.
         job_type: pretrain or prune.
         tags: of the run.
@@ -55,8 +58,11 @@ class WandbRun(Logger):
         self._broken = False
         self._next_step = 0  # W&B has the rows before it
         about = {"name": name, "job_type": job_type, "tags": tags, "config": run_config}
-        place = {"project": config.project, "entity": config.entity, "group": config.group, "dir": folder}
-        self.run: Any = self._start(about | place | {"id": _run_id(folder)})
+        records = os.environ.get("WANDB_DIR") or folder
+        place = {"project": config.project, "entity": config.entity, "group": config.group, "dir": records}
+        identity = _run_id(folder)
+        with hidden(agents_run=identity == agents_id(os.environ)):
+            self.run: Any = self._start(about | place | {"id": identity})
         if earlier:
             self._safely(lambda: self._catch_up(earlier))
 
@@ -69,6 +75,10 @@ class WandbRun(Logger):
         """The run, online if it can be reached, else offline, else none."""
         import wandb
 
+        with suppress(Exception):
+            if wandb.run is not None:
+                wandb.run.finish()  # of a job that never ended it
+            wandb.teardown()  # what it has read of the environment, for checkpoint=wandb:... perhaps
         quiet = wandb.Settings(
             silent=True,
             init_timeout=INIT_SECONDS,
@@ -125,14 +135,14 @@ class WandbRun(Logger):
             row["pi_picture"] = wandb.Image(_pixels(gates, step))
         return row
 
-    def conclude(self, summary: dict[str, Any], checkpoint: Path, tokenizer: Path) -> None:
+    def conclude(self, result: dict[str, Any], checkpoint: Path, tokenizer: Path) -> None:
         """The result becomes the run's summary and, where uploads are on, the checkpoint an artifact."""
-        self._safely(lambda: self.run.summary.update(summary))
+        self._safely(lambda: self.run.summary.update(dict(flat(result, "/"))))
         if self.upload:
-            self._safely(lambda: self._put_up(summary, checkpoint, tokenizer))
+            self._safely(lambda: self._put_up(result, checkpoint, tokenizer))
 
-    def _put_up(self, summary: dict[str, Any], checkpoint: Path, tokenizer: Path) -> None:
-        artifact = self.run.log_artifact(to_be_uploaded(self.run.name, summary, [checkpoint, tokenizer]))
+    def _put_up(self, result: dict[str, Any], checkpoint: Path, tokenizer: Path) -> None:
+        artifact = self.run.log_artifact(to_be_uploaded(self.run.name, result, [checkpoint, tokenizer]))
         artifact.wait(timeout=UPLOAD_SECONDS)
         note_artifact(checkpoint, f"{artifact.qualified_name.rpartition(':')[0]}:{artifact.version}")
 
@@ -195,8 +205,8 @@ def check_login(config: LoggerConfig, logged_in: bool) -> None:
 
 
 def _run_id(folder: Path) -> str:
-    """The id under which a resumed job finds its run; a W&B sweep gives its own."""
+    """The id under which a resumed job finds its run; a W&B agent gives its own."""
     path = folder / "wandb_run_id"
     if not path.exists():
-        write_atomically(path, os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:12])
+        write_atomically(path, agents_id(os.environ) or uuid.uuid4().hex[:12])
     return path.read_text()

@@ -290,9 +290,14 @@ def test_a_server_that_goes_away_in_mid_run_costs_nothing(
 def test_jobs_of_a_multirun_are_runs_of_their_own(
     server: StandIn, offline: tuple[RunFolder, RunFolder], tmp_path: Path, tiny: Arguments
 ) -> None:
-    """Three lambdas, the second made to fail in training: three ids, one group, the second marked failed."""
+    """Three lambdas, the second made to fail in training: three ids, one group, the second marked failed.
+
+    An id that was exported, even a sweep's, is that of one run and so of none of these.
+    """
     arguments = tiny(RunFolder(tmp_path / "sweep"), *GATES, f"checkpoint={offline[0].last}", "logger=offline")
-    started = start(tmp_path / "m.txt", "prune.py", "-m", *arguments, "gates.lambda_max=0.01,1e39,0.02")
+    lambdas = "gates.lambda_max=0.01,1e39,0.02"
+    exported = {"WANDB_RUN_ID": "one", "WANDB_SWEEP_ID": "sweep"}
+    started = start(tmp_path / "m.txt", "prune.py", "-m", *arguments, lambdas, environment=exported)
     assert started.wait() == 2
     names = ("gates.lambda_max-0.01", "gates.lambda_max-1e+39", "gates.lambda_max-0.02")
     folders = [RunFolder(tmp_path / "sweep" / name) for name in names]
