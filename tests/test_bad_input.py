@@ -1,20 +1,9 @@
 """Bad input at the command line: one line, exit status 2, nothing written over."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1]
-
-
-def run(script: str, *settings: str) -> subprocess.CompletedProcess[str]:
-    """One command in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [sys.executable, str(ROOT / script), *settings]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
+from support.processes import start
 
 
 @pytest.fixture
@@ -63,12 +52,11 @@ def test_one_line_and_status_2(case: str, words: list[str], texts: Path, tmp_pat
     else:
         settings.append("schedule.step=3")
     before = {path: path.read_bytes() for path in texts.iterdir()}
-    done = run(script, *common, *settings)
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.strip().splitlines()
+    done = start(tmp_path / "output", script, *common, *settings)
+    assert done.wait() == 2, done.output
+    (line,) = done.output.splitlines()  # of standard output and standard error together
     assert line.startswith("error: ")
     assert all(word in line for word in words), line
-    assert "Traceback" not in done.stdout
     assert {path: path.read_bytes() for path in texts.iterdir()} == before
     assert not list(tmp_path.rglob("*.partial*"))
     assert not list((tmp_path / "runs").rglob("*.ckpt"))

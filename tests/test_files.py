@@ -79,6 +79,12 @@ def test_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")] == ["folder", "folder/whole"]
 
 
+def test_text_files_are_utf8_whatever_the_locale() -> None:
+    opens = re.compile(r"(?<!os)\.(?:read_text|write_text|open)\((?!\"[rw]b\")(?!.*encoding=)")
+    found = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py") if opens.search(p.read_text("utf-8"))}
+    assert found == {"benchmark/memory.py"}  # the kernel's, in ASCII
+
+
 def test_no_module_replaces_files_in_another_way() -> None:
     ways = re.compile(r"\.write_(text|bytes)\(|os\.(replace|rename)\(|open\([^)]*[\"'][wax]|copyfile\(")
     found = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py") if ways.search(p.read_text())}

@@ -7,7 +7,6 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -96,12 +95,10 @@ def licences(name: str) -> Iterator[str]:
         yield FREE_TEXT.get(word, word)
 
 
-@pytest.mark.parametrize("name", sorted(closure(RUNTIME)))
-def test_licence_fits_ours(name: str) -> None:
-    if OF_THE_GPU.match(name):
-        pytest.skip("NVIDIA's own library, of torch's CUDA build")
-    found = set(licences(name)) or {NO_METADATA.get(name, "unknown")}
-    assert found <= ALLOWED, f"{name}: {sorted(found - ALLOWED)}"
+def test_licences_fit_ours() -> None:
+    names = [name for name in sorted(closure(RUNTIME)) if not OF_THE_GPU.match(name)]
+    found = {name: set(licences(name)) or {NO_METADATA.get(name, "unknown")} for name in names}
+    assert {name: sorted(words - ALLOWED) for name, words in found.items() if words - ALLOWED} == {}
 
 
 def test_every_direct_dependency_was_looked_at() -> None:
@@ -110,11 +107,9 @@ def test_every_direct_dependency_was_looked_at() -> None:
     assert len(closure(RUNTIME)) > 40
 
 
-@pytest.mark.parametrize("requirement", [*RUNTIME, *EXTRAS], ids=str)
-def test_versions_are_bounded_on_both_sides(requirement: Requirement) -> None:
-    operators = {specifier.operator for specifier in requirement.specifier}
-    assert ">=" in operators
-    assert "<" in operators
+def test_versions_are_bounded_on_both_sides() -> None:
+    bounds = {str(each): {specifier.operator for specifier in each.specifier} for each in [*RUNTIME, *EXTRAS]}
+    assert [name for name, operators in bounds.items() if not {">=", "<"} <= operators] == []
 
 
 def pins() -> dict[str, Requirement]:

@@ -52,7 +52,7 @@ def _group(config: dict[str, Any]) -> str | None:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise Damaged(f"config.yaml cannot be read ({first_line(error)})") from None
     if not isinstance(config, dict):
@@ -65,7 +65,7 @@ def _read_run(folder: Path, config: dict[str, Any]) -> ComparedRun:
     if not result.exists():
         raise Damaged(_why_unfinished(folder))
     try:
-        record = json.loads(result.read_text())
+        record = json.loads(result.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise Damaged(f"result.json cannot be read ({first_line(error)})") from None
     if not isinstance(record, dict):
@@ -85,7 +85,7 @@ def _why_unfinished(folder: Path) -> str:
     if not failure.exists():
         return "unfinished"
     try:
-        lines = failure.read_text(errors="replace").split("\n")
+        lines = failure.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         lines = [""]
     return f"failed: {lines[0].strip()}" if lines[0].strip() else "failed"

@@ -80,5 +80,5 @@ def artifact_source(checkpoint: str) -> str | None:
     note = path.parent / _NOTE
     if not note.is_file():
         return None
-    noted, _, name = note.read_text().strip().partition(" ")
+    noted, _, name = note.read_text(encoding="utf-8").strip().partition(" ")
     return name if noted == file_hash(path) else None

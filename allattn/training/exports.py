@@ -106,7 +106,7 @@ def _refuse_existing(folder: Path) -> None:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         raise InputError(f"{path}: is damaged (it is not JSON)") from None
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict):

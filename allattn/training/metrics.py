@@ -54,7 +54,7 @@ class CsvMetrics(Logger):
             self._columns += new
             self._rewrite()
         else:
-            with naming(self.path), self.path.open("a", newline="") as file:
+            with naming(self.path), self.path.open("a", encoding="utf-8", newline="") as file:
                 csv.DictWriter(file, self._columns, restval="").writerow(row)
 
     def _rewrite(self) -> None:
@@ -80,7 +80,7 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
     if not path.exists():
         return []
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
         steps = [int(row["step"]) for row in rows]
     except (UnicodeDecodeError, csv.Error, KeyError, TypeError, ValueError):

@@ -40,7 +40,7 @@ class RunFolder:
         if not self.result.exists():
             return None
         try:
-            result = json.loads(self.result.read_text())
+            result = json.loads(self.result.read_text(encoding="utf-8"))
             perplexity = result.get("pruned", result["dense"])["test"]["perplexity"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             perplexity = None
@@ -166,7 +166,7 @@ def _is_a_runs(file: Path) -> bool:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = yaml.safe_load(path.read_text())
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):
         config = None
     if not isinstance(config, dict):

@@ -209,4 +209,4 @@ def _run_id(folder: Path) -> str:
     path = folder / "wandb_run_id"
     if not path.exists():
         write_atomically(path, agents_id(os.environ) or uuid.uuid4().hex[:12])
-    return path.read_text()
+    return path.read_text(encoding="utf-8")

@@ -124,7 +124,7 @@ def test_offline_says_what_to_do(offline: None, tmp_path: Path) -> None:
         "data.source=wikitext103",
         "wikitext-103-v1",
         "Couldn't reach",
-        "data=files",
+        "data.source=files",
         "data.folder=",
     ):
         assert part in message

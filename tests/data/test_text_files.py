@@ -14,9 +14,9 @@ def read(path: Path, content: bytes, chunk_bytes: int = 2**20) -> list[bytes]:
     return list(read_lines(path, chunk_bytes))
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
+@pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 1000])
+def test_lines(tmp_path: Path, chunk_bytes: int) -> None:
+    for content, expected in (
         (b"a\nb\n", b"a\nb\n"),
         (b"a\nb", b"a\nb\n"),
         (b"a\r\n\r\nb\r\n", b"a\n\nb\n"),
@@ -26,13 +26,10 @@ def read(path: Path, content: bytes, chunk_bytes: int = 2**20) -> list[bytes]:
         (b"a\rb\n", b"a\rb\n"),
         (b"a\r", b"a\r\n"),  # a lone carriage return belongs to its line
         ("a\u2028b\u0085c\x0bd\x0ce\u00a0f\n".encode(), "a\u2028b\u0085c\x0bd\x0ce\u00a0f\n".encode()),
-    ],
-)
-@pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 1000])
-def test_lines(tmp_path: Path, content: bytes, expected: bytes, chunk_bytes: int) -> None:
-    chunks = read(tmp_path / "text", content, chunk_bytes)
-    assert all(chunk.endswith(b"\n") for chunk in chunks)
-    assert b"".join(chunks) == expected
+    ):
+        chunks = read(tmp_path / "text", content, chunk_bytes)
+        assert all(chunk.endswith(b"\n") for chunk in chunks), content
+        assert b"".join(chunks) == expected, content
 
 
 def test_reads_in_pieces_cut_at_lines_and_keeps_long_lines_whole(tmp_path: Path) -> None:
@@ -43,9 +40,9 @@ def test_reads_in_pieces_cut_at_lines_and_keeps_long_lines_whole(tmp_path: Path)
     assert [line for chunk in chunks for line in chunk.splitlines(keepends=True)] == lines
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
+@pytest.mark.parametrize("chunk_bytes", [4, 1000])
+def test_refuses_bad_content(tmp_path: Path, chunk_bytes: int) -> None:
+    contents = [
         (b"", ["empty"]),
         (b"\xef\xbb\xbf", ["empty"]),
         (b"ok\nbad \xff word\n", ["line 2", "byte offset 7", "0xff", "UTF-8"]),
@@ -55,16 +52,13 @@ def test_reads_in_pieces_cut_at_lines_and_keeps_long_lines_whole(tmp_path: Path)
         ("text\n".encode("utf-16"), ["UTF-16", "UTF-8"]),
         (b"\xfe\xff" + "text\n".encode("utf-16-be"), ["UTF-16", "UTF-8"]),
         ("text\n".encode("utf-16-le"), ["NUL", "line 1", "byte offset 1"]),
-    ],
-)
-@pytest.mark.parametrize("chunk_bytes", [4, 1000])
-def test_refuses_bad_content(tmp_path: Path, content: bytes, named: list[str], chunk_bytes: int) -> None:
-    with pytest.raises(InputError) as caught:
-        read(tmp_path / "text", content, chunk_bytes)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert str(tmp_path / "text") in message
-    assert all(part in message for part in named)
+    ]
+    for content, named in contents:
+        with pytest.raises(InputError) as caught:
+            read(tmp_path / "text", content, chunk_bytes)
+        message = str(caught.value)
+        assert "\n" not in message
+        assert all(part in message for part in [str(tmp_path / "text"), *named]), (content, message)
 
 
 def test_missing_folder_and_file(tmp_path: Path) -> None:

@@ -46,11 +46,10 @@ def test_a_character_cut_off_is_marked(bpe: Tokenizer) -> None:
     assert "".join(pieces(bpe, [*whole, first, eos, *whole])) == "é�\né"
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_any_tokens_in_any_order(bpe: Tokenizer, seed: int) -> None:
+def test_any_tokens_in_any_order(bpe: Tokenizer) -> None:
     """What an untrained model writes: line by line the decoding of all its tokens."""
-    draw = random.Random(seed)
-    lines = [[draw.randrange(1, bpe.get_vocab_size()) for _ in range(draw.randrange(30))] for _ in range(3)]
+    draw = random.Random(0)
+    lines = [[draw.randrange(1, bpe.get_vocab_size()) for _ in range(draw.randrange(30))] for _ in range(60)]
     ids = [token for line in lines for token in (*line, 0)]
     expected = "".join(bpe.decode(line, skip_special_tokens=False) + "\n" for line in lines)
     assert "".join(pieces(bpe, ids)) == expected
