@@ -132,12 +132,12 @@ class LanguageTask(L.LightningModule):
 
     def _gathered_memory(self) -> Memory:
         """All streams' segment memory on the CPU."""
-        mine = {group: [layer.cpu() for layer in layers] for group, layers in self.memory.items()}
-        gathered: list[Any] = [mine]
-        if dist.is_available() and dist.is_initialized():
-            gathered *= dist.get_world_size()
-            dist.all_gather_object(gathered, mine)
-        return by_stream(gathered)
+        parts: list[dict[int, Memory]] = [{} for _ in range(_processes())]
+        for group, layers in self.memory.items():
+            for layer in layers:
+                for part, theirs in zip(parts, _of_all_processes(layer), strict=True):
+                    part.setdefault(group, []).append(theirs.cpu())
+        return by_stream(parts)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the streams' memory back and go on at the same step, in any number of processes and groups.
@@ -198,6 +198,19 @@ class LanguageTask(L.LightningModule):
         """Clip the total gradient norm of weights and gates together and note what it was."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.last["gradient_norm"] = clip_gradients(parameters, self.optimizer_config.gradient_clip)
+
+
+def _processes() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _of_all_processes(mine: Tensor) -> list[Tensor]:
+    """Each process's tensor, all of one shape, in order of the processes."""
+    if _processes() == 1:
+        return [mine]
+    gathered = [torch.empty_like(mine) for _ in range(_processes())]
+    dist.all_gather(gathered, mine)
+    return gathered
 
 
 def _count_batches(loops: dict[str, Any], done: int) -> None:

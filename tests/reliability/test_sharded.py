@@ -173,7 +173,8 @@ def test_killed_twice_and_stopped_goes_on(
         KILLED,
     ]
     assert read_checkpoint(folder.last)["allattn"]["step"] == 5
-    started = start_two(tmp_path, "prune.py", *arguments, kill_in=(KillIn("os:fsync", 3), None))
+    half_written = KillIn("allattn.training.checkpoints:torch.save", 1, "middle")
+    started = start_two(tmp_path, "prune.py", *arguments, kill_in=(half_written, None))
     assert wait_for_both(started)[0] == KILLED, started[0].output
     assert list(folder.checkpoints.glob("*.partial")), "a file was half written"
     told = KillIn(STEP, 11, number=signal.SIGTERM)  # one of the two, in the fine-tuning

@@ -323,7 +323,7 @@ def test_record_of_the_text_that_is_damaged(runs: Any, dense_run: RunFolder, tmp
         "unknown entries: secret": {"secret": 1},
         "no known data.source": {"source": "the internet"},
         "data.folder=7": {"folder": 7},
-        "no such folder": {"folder": "/nowhere/at/all"},
+        "is no longer there": {"folder": "/nowhere/at/all"},
     }.items():
         path.write_bytes(good)
         edited(lambda c: c["allattn"]["data"].update(message))(path, path)  # noqa: B023
