@@ -312,7 +312,8 @@ def test_checkpoint_that_training_cannot_go_on_from(
     edited(lambda c: c["allattn"]["model"].update(memory_length=5))(checkpoint, checkpoint)
     status, error = call(*arguments)
     assert (status, error.count("\n")) == (2, 1), error
-    assert "is of a model of other sizes" in error
+    assert "holds another model" in error
+    assert "model.memory_length: 5 -> 4" in error
 
 
 def test_record_of_the_text_that_is_damaged(runs: Any, dense_run: RunFolder, tmp_path: Path) -> None:
