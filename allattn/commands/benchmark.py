@@ -4,15 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import allattn
 from allattn.benchmark.config import BenchmarkConfig, check_benchmark
 from allattn.benchmark.measure import measure
 from allattn.benchmark.ratios import summarize
 from allattn.benchmark.table import markdown
+from allattn.commands.opened import device_named, open_saved
 from allattn.commands.run_command import Command
-from allattn.errors import InputError, first_line
+from allattn.errors import InputError
 from allattn.files import write_atomically
 from allattn.settings import plain
 
@@ -24,8 +22,10 @@ def benchmark(config: BenchmarkConfig) -> dict[str, Any]:
         InputError: a setting, the device, the checkpoint or the folder cannot be used.
     """
     check_benchmark(config)
-    device = _device(config.device)
-    pruned = None if config.checkpoint is None else allattn.load(config.checkpoint)
+    device = device_named(config.device)
+    pruned = None
+    if config.checkpoint is not None:
+        pruned = open_saved(config.checkpoint, "cpu", progress=False).model
     folder = Path(config.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,17 +41,6 @@ def benchmark(config: BenchmarkConfig) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"folder={folder}: cannot be written ({error.strerror})") from None
     return record
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device={name} cannot be used here ({first_line(error)})") from None
-    return device
 
 
 COMMAND = Command("benchmark", BenchmarkConfig, benchmark)

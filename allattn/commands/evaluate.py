@@ -6,24 +6,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import torch
-from omegaconf import MISSING
-
+from allattn.commands.opened import SavedSettings, open_saved
 from allattn.commands.run_command import Command
 from allattn.data.config import DataConfig, Source
 from allattn.data.corpus import Corpus
-from allattn.errors import InputError, first_line
+from allattn.errors import InputError
 from allattn.files import write_atomically
-from allattn.model.language_model import AllAttentionLM
 from allattn.record.articles import articles_record
 from allattn.record.bootstrap import perplexity_difference
 from allattn.record.result import evaluation_record, score_record
 from allattn.record.score_lines import difference_line, score_lines
-from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoint_text import corpus_of
-from allattn.training.checkpoints import read_checkpoint
 from allattn.training.config import EvaluationConfig, check_evaluated_distances, check_evaluation
-from allattn.training.loading import checked_tokenizer, rebuild
 from allattn.training.scoring import score_split
 
 
@@ -36,12 +30,10 @@ class Split(Enum):
 
 
 @dataclass
-class EvaluateSettings:
+class EvaluateSettings(SavedSettings):
     """Settings of the command; the text is the checkpoint's own unless `data` names another."""
 
-    checkpoint: str = MISSING
     split: Split = Split.test
-    device: str = "cpu"
     data: DataConfig = field(default_factory=lambda: DataConfig(source=Source.checkpoint))
     eval: EvaluationConfig = field(default_factory=EvaluationConfig)
     against: str | None = None  # a second checkpoint: both are scored, and their difference is given
@@ -58,18 +50,21 @@ def evaluate(settings: EvaluateSettings) -> dict[str, Any]:
     split, places = settings.split.value, [settings.checkpoint]
     if settings.against is not None:
         places.append(settings.against)
-    paths = [local_checkpoint(place) for place in places]
-    checkpoints = [read_checkpoint(path) for path in paths]
-    models = [rebuild(checkpoint, path).model for checkpoint, path in zip(checkpoints, paths, strict=True)]
+    opened = [open_saved(place, settings.device, settings.progress) for place in places]
+    models = [each.model for each in opened]
     for model in models:
         check_evaluated_distances(model.config, settings.eval)
-    _, corpus = corpus_of(settings.data, checkpoints[0], checked_tokenizer(paths[0], checkpoints[0]))
-    for other in checkpoints[1:]:
-        _check_same_tokens(settings, corpus, other["allattn"])
+    if settings.data.source is Source.checkpoint and "data" not in opened[0].meta:
+        raise InputError(
+            f"{settings.checkpoint}: an export does not say on what text it was trained; name one by "
+            "data.source=wikitext103 (or another of the hub), or data.source=files data.folder=FOLDER"
+        )
+    _, corpus = corpus_of(settings.data, opened[0].checkpoint, opened[0].tokenizer(), settings.progress)
+    for other in opened[1:]:
+        _check_same_tokens(settings, corpus, other.meta)
     scores, records = [], []
     for place, model in zip(places, models, strict=True):
-        _move(model, settings.device)
-        score = score_split(model, corpus, split, settings.eval, progress=True)
+        score = score_split(model, corpus, split, settings.eval, progress=settings.progress)
         how = evaluation_record(model, settings.eval)
         lines = score_lines(split, score, how, model.config.heads_present)
         print("\n".join(lines if settings.against is None else [place, *lines]))
@@ -98,18 +93,12 @@ def _check_same_tokens(settings: EvaluateSettings, corpus: Corpus, other: dict[s
             f"{pair} another vocabulary than checkpoint={settings.checkpoint}, so their perplexities do not "
             "compare: train both with one data.tokenizer"
         )
-    if settings.data.source is Source.checkpoint and other["fingerprint"] != corpus.fingerprint:
+    its_own = other.get("fingerprint", corpus.fingerprint)  # an export names none
+    if settings.data.source is Source.checkpoint and its_own != corpus.fingerprint:
         raise InputError(
             f"{pair} another text than checkpoint={settings.checkpoint}: name the one to score both on by "
             "data.source=files data.folder=FOLDER"
         )
-
-
-def _move(model: AllAttentionLM, device: str) -> None:
-    try:
-        model.to(torch.device(device))
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device={device} cannot be used here ({first_line(error)})") from None
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:

@@ -5,17 +5,17 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
+from allattn.commands.opened import SavedSettings, open_saved
 from allattn.commands.run_command import Command
+from allattn.errors import InputError
 from allattn.model.counts import count_parameters
-from allattn.training.artifacts import local_checkpoint
-from allattn.training.exports import save_export
+from allattn.training.exports import write_export
 
 
 @dataclass
-class ExportSettings:
+class ExportSettings(SavedSettings):
     """Settings of the command."""
 
-    checkpoint: str = MISSING  # dense, cut, or of the gate phase; its tokenizer.json lies beside it
     folder: str = MISSING  # is created
 
 
@@ -26,7 +26,10 @@ def export(settings: ExportSettings) -> Path:
         InputError: the checkpoint cannot be used, or the folder exists or cannot be written.
     """
     folder = Path(settings.folder)
-    model = save_export(local_checkpoint(settings.checkpoint), folder)
+    opened = open_saved(settings.checkpoint, settings.device, settings.progress)
+    if opened.path.is_dir():
+        raise InputError(f"{opened.path}: is an export already; copy the folder, or give a checkpoint")
+    model = write_export(opened.model, opened.meta, opened.tokenizer(), folder)
     config = model.config
     print(
         f"{folder}: {config.heads_kept_total} of {config.heads_total} heads, "

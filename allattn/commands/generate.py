@@ -3,11 +3,10 @@
 import signal
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-from omegaconf import MISSING
 from tokenizers import Tokenizer
 
+from allattn.commands.opened import SavedSettings, open_saved
 from allattn.commands.overrides import quoted
 from allattn.commands.run_command import Command
 from allattn.data.text_stream import TextStream
@@ -22,20 +21,14 @@ from allattn.data.vocabulary import (
 )
 from allattn.errors import InputError
 from allattn.model.generation import generate_tokens
-from allattn.model.language_model import AllAttentionLM
 from allattn.model.sampling import check_sampling, sampler
 from allattn.randomness import generator
-from allattn.training.artifacts import local_checkpoint
-from allattn.training.checkpoints import read_checkpoint
-from allattn.training.exports import load_export
-from allattn.training.loading import TOKENIZER_FILE, checked_tokenizer, rebuild
 
 
 @dataclass
-class GenerateSettings:
+class GenerateSettings(SavedSettings):
     """Settings of the command."""
 
-    checkpoint: str = MISSING  # dense, cut or of the gate phase (a path or wandb:...), or an export's folder
     prompt: str = ""  # taken as it is; empty = the start of a line
     length: int = 100  # tokens to generate
     temperature: float = 1.0  # divides the log-probabilities; 0 = always the likeliest token
@@ -52,7 +45,8 @@ def generate(settings: GenerateSettings) -> str:
         InputError: a setting, the checkpoint or the prompt cannot be used.
     """
     check_settings(settings)
-    model, tokenizer = load(local_checkpoint(settings.checkpoint))
+    opened = open_saved(settings.checkpoint, settings.device, settings.progress)
+    tokenizer = load_tokenizer(opened.tokenizer())
     prompt = prompt_ids(settings.prompt, tokenizer)
     noise = generator(settings.seed, "generation")
     choose = sampler(settings.temperature, settings.top_k, settings.top_p, noise)
@@ -65,7 +59,7 @@ def generate(settings: GenerateSettings) -> str:
 
     if settings.prompt:
         show("".join(map(stream.add, prompt)))
-    for token in generate_tokens(model, prompt, settings.length, choose, settings.memory_length):
+    for token in generate_tokens(opened.model, prompt, settings.length, choose, settings.memory_length):
         show(stream.add(token))
     show(stream.end())
     print()
@@ -85,19 +79,6 @@ def check_settings(settings: GenerateSettings) -> None:
     if settings.seed < 0:
         raise InputError(f"seed={settings.seed}: must not be negative")
     check_sampling(settings.temperature, settings.top_k, settings.top_p)
-
-
-def load(path: Path) -> tuple[AllAttentionLM, Tokenizer]:
-    """The model in evaluation mode and the tokenizer that belongs to it.
-
-    Raises:
-        InputError: there is no such checkpoint or export, or it is damaged.
-    """
-    if path.is_dir():
-        return load_export(path), load_tokenizer(path / TOKENIZER_FILE)
-    checkpoint = read_checkpoint(path)
-    tokenizer = load_tokenizer(checked_tokenizer(path, checkpoint))
-    return rebuild(checkpoint, path).model.eval(), tokenizer
 
 
 def prompt_ids(prompt: str, tokenizer: Tokenizer) -> list[int]:

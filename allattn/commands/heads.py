@@ -1,4 +1,4 @@
-"""The heads a checkpoint keeps and what that saves: allattn heads checkpoint=PATH [format=json]."""
+"""The heads a model keeps and what that saves: allattn heads checkpoint=PATH [format=json]."""
 
 import json
 import sys
@@ -7,12 +7,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING
-
+from allattn.commands.opened import SavedSettings, open_saved
 from allattn.commands.run_command import Command
 from allattn.record.head_map import draw_head_map, head_record, print_head_map
-from allattn.training.artifacts import local_checkpoint
-from allattn.training.checkpoints import read_checkpoint
 
 
 class Format(Enum):
@@ -23,23 +20,23 @@ class Format(Enum):
 
 
 @dataclass
-class HeadsSettings:
+class HeadsSettings(SavedSettings):
     """Settings of the command."""
 
-    checkpoint: str = MISSING  # dense, cut, or of the gate phase
     format: Format = Format.text
     picture: str | None = None  # a PNG file to draw layers x heads into
 
 
 def show_heads(settings: HeadsSettings) -> dict[str, Any]:
-    """Print the record of a checkpoint's heads, and draw it if wanted; the record.
+    """Print the record of a model's heads, and draw it if wanted; the record.
 
     Raises:
-        InputError: the checkpoint cannot be read or the picture cannot be written.
+        InputError: the model cannot be read or the picture cannot be written.
     """
-    path = local_checkpoint(settings.checkpoint)
-    record = head_record(read_checkpoint(path))
-    title = f"{path.parent.parent.name} {path.name}".strip()
+    opened = open_saved(settings.checkpoint, settings.device, settings.progress)
+    record = head_record(opened.checkpoint)
+    run = "" if opened.path.is_dir() else opened.path.parent.parent.name
+    title = f"{run} {opened.path.name}".strip()
     if settings.picture is not None:
         picture = Path(settings.picture)
         draw_head_map(record, picture, title)

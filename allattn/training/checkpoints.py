@@ -61,6 +61,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         InputError: no such file, not a checkpoint, not one of this project, of a newer format, or its
             entries, weights or gates are not those of a model.
     """
+    if path.is_dir():
+        raise InputError(
+            f"{path}: is a folder, as an export is; give the training checkpoint, RUN/checkpoints/last.ckpt"
+        )
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint")
     try:

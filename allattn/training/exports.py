@@ -22,23 +22,11 @@ from allattn.files import new_folder
 from allattn.model.config import model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.surgery import absorb_scale
-from allattn.training.loading import TOKENIZER_FILE, checked_tokenizer, load_model
+from allattn.training.loading import TOKENIZER_FILE, checked_tokenizer
 from allattn.training.weights import model_from_weights
 
 EXPORT_VERSION = 1
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
-
-
-def save_export(checkpoint: Path, folder: Path) -> AllAttentionLM:
-    """Export a checkpoint, dense or cut; one of the gate phase with its closed heads removed. The model.
-
-    Raises:
-        InputError: the checkpoint or its tokenizer cannot be used, or `write_export` refuses the folder.
-    """
-    _refuse_existing(folder)
-    loaded = load_model(checkpoint)
-    tokenizer = checked_tokenizer(checkpoint, {"allattn": loaded.meta})
-    return write_export(loaded.model, loaded.meta, tokenizer, folder)
 
 
 def write_export(
@@ -84,10 +72,7 @@ def load_export(folder: Path) -> AllAttentionLM:
     Raises:
         InputError: a file is missing, damaged, of a newer format, or does not belong to the others.
     """
-    for name in (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE):
-        if not (folder / name).is_file():
-            raise InputError(f"{folder}: is not an export of allattn (it has no {name})")
-    config = _read_config(folder / CONFIG_FILE)
+    config = export_record(folder)
     checked_tokenizer(folder / WEIGHTS_FILE, {"allattn": config})
     weights, path = _read_weights(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE
     try:
@@ -104,7 +89,16 @@ def _refuse_existing(folder: Path) -> None:
         raise InputError(f"{folder}: exists already; give the export another folder")
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def export_record(folder: Path) -> dict[str, Any]:
+    """What an export's config.json says; its entries are those of a checkpoint.
+
+    Raises:
+        InputError: as `load_export`, but for the weights.
+    """
+    for name in (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE):
+        if not (folder / name).is_file():
+            raise InputError(f"{folder}: is not an export of allattn (it has no {name})")
+    path = folder / CONFIG_FILE
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

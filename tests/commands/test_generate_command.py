@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from support.command_fixtures import CommandLine
+from support.exports import save_export
 from support.reference import assert_close, rounding
 from tokenizers import Tokenizer, normalizers
 
@@ -24,7 +25,6 @@ from allattn.data.vocabulary import save_tokenizer, tokenizer_hash, train_bpe, w
 from allattn.errors import InputError
 from allattn.model.language_model import AllAttentionLM
 from allattn.training.checkpoints import FORMAT_VERSION, write_checkpoint
-from allattn.training.exports import save_export
 
 Models = Callable[..., AllAttentionLM]
 

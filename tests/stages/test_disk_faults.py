@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.exports import save_export
 
 from allattn.data.config import DataConfig
 from allattn.data.corpus import prepare
 from allattn.errors import InputError
 from allattn.training.checkpoints import read_checkpoint
-from allattn.training.exports import load_export, save_export
+from allattn.training.exports import load_export
 from allattn.training.language_task import LanguageTask
 from allattn.training.run_folder import RunFolder, open_run_folder
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.command_fixtures import CommandLine
+from support.exports import save_export
 from torch import Tensor
 
 import allattn
@@ -21,7 +22,7 @@ from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.surgery import cut_model, plan_removal
 from allattn.training import exports
 from allattn.training.checkpoints import FORMAT_VERSION, write_checkpoint
-from allattn.training.exports import load_export, save_export, write_export
+from allattn.training.exports import load_export, write_export
 
 HEADS = {
     "different heads": [[0, 2, 3, 5], [1], [0, 6, 7]],
