@@ -183,7 +183,7 @@ def test_killed_while_the_settings_are_written(
     assert_same(folder, whole)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP], ids=["SIGUSR1", "SIGHUP"])
 def test_signal_saves_and_exits(
     tmp_path: Path, pretraining: Arguments, whole: RunFolder, number: signal.Signals
 ) -> None:
