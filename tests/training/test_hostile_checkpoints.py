@@ -190,7 +190,7 @@ def prepared(runs: Any, dense_run: RunFolder, tmp_path: Path) -> Callable[[str],
             if command == "prune":
                 script, arguments = "prune.py", flat(plain(runs.pruning("pruned", checkpoint)))
             else:
-                script, arguments = f"allattn.{command}", [f"checkpoint={checkpoint}"]
+                script, arguments = "allattn", [command, f"checkpoint={checkpoint}"]
             if command == "export":
                 arguments.append(f"folder={tmp_path}/exported")
             if command == "evaluate":
