@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "allattn"
 NOT_REPLACED = {  # the only files written otherwise
     "files.py",
     "training/exports.py",  # inside a new folder
+    "training/weight_files.py",  # inside the same one
     "training/metrics.py",  # a row is appended
     "data/corpus.py",  # inside a new folder
     "benchmark/memory.py",  # the kernel's

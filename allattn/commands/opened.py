@@ -13,8 +13,9 @@ from allattn.errors import InputError, first_line
 from allattn.model.language_model import AllAttentionLM
 from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoints import read_checkpoint
-from allattn.training.exports import WEIGHTS_FILE, export_record, load_export
+from allattn.training.exports import export_record, load_export
 from allattn.training.loading import checked_tokenizer, rebuild
+from allattn.training.weight_files import WEIGHTS_FILE
 
 
 @dataclass

@@ -1,44 +1,81 @@
-"""Exports: a model for others, as a folder that loads without running code.
+"""Exports: a model for others, as a folder in the layout of Hugging Face that loads without running code.
 
-    model.safetensors   the weights, s_g inside WO
-    config.json         format version, model sizes with the heads kept per layer (original indices), hash of
-                        the tokenizer, and pi of the heads that there were, where gates decided
-    tokenizer.json      the vocabulary
+    config.json               model_type, format version, model sizes with the heads kept per layer (original
+                              indices), hash of the tokenizer, and pi of the heads that there were, where
+                              gates decided
+    model.safetensors         the weights, s_g inside WO; above 5 GB in files model-*-of-*.safetensors, and
+                              model.safetensors.index.json says where each tensor is
+    tokenizer.json            the vocabulary
+    tokenizer_config.json, special_tokens_map.json, generation_config.json     what transformers reads
+    README.md                 the model card
 
-The names are fixed; config.json names no file.
+Writing and `load_export` need no transformers. config.json names no file. Format 1 had config.json,
+model.safetensors and tokenizer.json alone, and is still read.
 """
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
+from tokenizers import Tokenizer
 
+from allattn.data.vocabulary import EOS, load_tokenizer, unknown_id
 from allattn.errors import InputError
 from allattn.files import new_folder
-from allattn.model.config import model_config_from_dict
+from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.surgery import absorb_scale
 from allattn.training.loading import TOKENIZER_FILE, checked_tokenizer
-from allattn.training.weights import model_from_weights
+from allattn.training.model_card import CardLabels, model_card
+from allattn.training.weight_files import (
+    LARGEST_SHARD,
+    read_headers,
+    read_weights,
+    weights_path,
+    write_weights,
+)
+from allattn.training.weights import check_shapes, model_from_weights
 
-EXPORT_VERSION = 1
-WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+EXPORT_VERSION = 2
+MODEL_TYPE, ARCHITECTURE = "allattn", "AllAttentionForCausalLM"
+CONFIG_FILE, CARD_FILE = "config.json", "README.md"
+NEW_TOKENS = 100  # that `generate` of transformers writes where it is not told how many
+# of names in the weights since format 2: the model inside the class for transformers
+_PREFIX = "model."
+
+
+@dataclass(frozen=True)
+class Export:
+    """What lies in a folder: read and checked but for the numbers."""
+
+    config: dict[str, Any]
+    sizes: ModelConfig
+    weights: Path  # their file, or the list of their files
+    prefix: str  # of their names
 
 
 def write_export(
-    model: AllAttentionLM, meta: dict[str, Any], tokenizer: Path, folder: Path
+    model: AllAttentionLM,
+    meta: dict[str, Any],
+    tokenizer: Path,
+    folder: Path,
+    labels: CardLabels | None = None,
+    record: dict[str, Any] | None = None,
+    shard: int = LARGEST_SHARD,
 ) -> AllAttentionLM:
     """Write an export; the folder appears under its name when it is whole.
 
     Args:
-        model: dense or cut, s_g explicit.
-        meta: what a checkpoint says about it: `tokenizer_hash`, and perhaps `pi` and `heads_before`.
+        model: dense or cut.
+        meta: what a checkpoint says about it: `tokenizer_hash`, and perhaps `data`, `pi`, `heads_before`.
         tokenizer: the tokenizer.json, checked.
         folder: must not exist.
+        labels: for the model card.
+        record: the model's in result.json, for the model card.
+        shard: most bytes of weights in a file.
 
     Returns:
         The exported model, s_g inside WO.
@@ -49,16 +86,23 @@ def write_export(
     _refuse_existing(folder)
     exported = absorb_scale(model).eval()
     config = {
+        "model_type": MODEL_TYPE,
+        "architectures": [ARCHITECTURE],
+        "dtype": str(exported.positions.table.dtype).removeprefix("torch."),
         "format_version": EXPORT_VERSION,
         "model": exported.config.to_dict(),
         "tokenizer_hash": meta["tokenizer_hash"],
     }
     config |= {name: meta[name] for name in ("pi", "heads_before") if name in meta}
-    weights = {name: tensor.cpu().contiguous() for name, tensor in exported.state_dict().items()}
+    files: dict[str, Any] = {CONFIG_FILE: config, **_about_tokens(load_tokenizer(tokenizer))}
+    card = model_card(folder.name, exported, meta.get("data", {}), record, labels or CardLabels())
+    weights = {f"{_PREFIX}{name}": t.cpu().contiguous() for name, t in exported.state_dict().items()}
     try:
         with new_folder(folder) as partial:
-            (partial / WEIGHTS_FILE).write_bytes(save(weights, {"format": "pt"}))
-            (partial / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            write_weights(partial, weights, shard)
+            for name, values in files.items():
+                (partial / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            (partial / CARD_FILE).write_text(card, encoding="utf-8")
             shutil.copyfile(tokenizer, partial / TOKENIZER_FILE)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -70,58 +114,107 @@ def load_export(folder: Path) -> AllAttentionLM:
     """The model of an export, in evaluation mode; all weights must fit.
 
     Raises:
+        InputError: as `read_export`, or the weights hold NaN or infinity.
+    """
+    export = read_export(folder)
+    weights = _named_as_in_the_model(read_weights(export.weights), export.prefix)
+    kind = next(iter(weights.values())).dtype
+    return model_from_weights(export.sizes, weights, export.weights, CONFIG_FILE).to(kind).eval()
+
+
+def read_export(folder: Path, needs_tokenizer: bool = True) -> Export:
+    """Check all of an export but the weights' numbers, of which none is read.
+
+    Args:
+        folder: of this or an earlier format.
+        needs_tokenizer: refuse a folder without tokenizer.json.
+
+    Raises:
         InputError: a file is missing, damaged, of a newer format, or does not belong to the others.
     """
-    config = export_record(folder)
-    checked_tokenizer(folder / WEIGHTS_FILE, {"allattn": config})
-    weights, path = _read_weights(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE
+    config, weights = export_record(folder, needs_tokenizer), weights_path(folder)
+    sizes = check_export_config(config, folder / CONFIG_FILE)
+    if (folder / TOKENIZER_FILE).is_file():
+        checked_tokenizer(weights, {"allattn": config})
+    prefix = _PREFIX if config["format_version"] > 1 else ""
+    check_shapes(sizes, _named_as_in_the_model(read_headers(weights), prefix), weights, CONFIG_FILE)
+    return Export(config, sizes, weights, prefix)
+
+
+def export_record(folder: Path, needs_tokenizer: bool = True) -> dict[str, Any]:
+    """What an export's config.json says; its entries are those of a checkpoint.
+
+    Raises:
+        InputError: as `read_export`, but for the weights.
+    """
+    for path in (folder / CONFIG_FILE, weights_path(folder), folder / TOKENIZER_FILE):
+        if not path.is_file() and (needs_tokenizer or path.name != TOKENIZER_FILE):
+            raise InputError(f"{folder}: is not an export of allattn (it has no {path.name})")
+    path = folder / CONFIG_FILE
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise InputError(f"{path}: is damaged (it is not JSON)") from None
+    check_export_config(config, path)
+    return config
+
+
+def check_export_config(config: Any, path: Path | str) -> ModelConfig:
+    """The sizes in what a config.json holds.
+
+    Raises:
+        InputError: they are not those of a model, the format is newer, or an entry names code.
+    """
+    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
+        raise InputError(f"{path}: is not the configuration of an export of allattn (it has no model)")
+    version = config.get("format_version")
+    if version not in (1, EXPORT_VERSION):
+        raise InputError(
+            f"{path}: has export format_version {version}, this version of allattn reads 1 and "
+            f"{EXPORT_VERSION}; use the version that wrote it"
+        )
+    if not isinstance(config.get("tokenizer_hash"), str):
+        raise InputError(f"{path}: has no tokenizer_hash")
+    if "auto_map" in config:
+        raise InputError(f"{path}: names code to run (auto_map), which no export of allattn does: remove it")
     try:
         sizes = model_config_from_dict(config["model"])
         if sizes.vocabulary_size is None:
             raise InputError("model.vocabulary_size is not set")
     except InputError as error:
-        raise InputError(f"{folder / CONFIG_FILE}: {error}") from None
-    return model_from_weights(sizes, weights, path, CONFIG_FILE).to(weights["positions.table"].dtype).eval()
+        raise InputError(f"{path}: {error}") from None
+    return sizes
+
+
+def _named_as_in_the_model(weights: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Without the prefix; a name that lacks it stays visible as one that no model has."""
+    return {
+        name.removeprefix(prefix) if name.startswith(prefix) else f"({name})": tensor
+        for name, tensor in weights.items()
+    }
+
+
+def _about_tokens(tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
+    """By file name, what transformers wants to know of the tokens.
+
+    `<eos>` ends a line, not the text, so generation does not stop there; it begins a text and fills rows.
+    """
+    eos, unknown = tokenizer.token_to_id(EOS), unknown_id(tokenizer)
+    tokens: dict[str, str | None] = {"bos_token": EOS, "eos_token": EOS, "pad_token": EOS}
+    if unknown is not None:
+        tokens["unk_token"] = tokenizer.id_to_token(unknown)
+    return {
+        "tokenizer_config.json": {
+            "tokenizer_class": "AllAttentionTokenizer",
+            **tokens,
+            "clean_up_tokenization_spaces": False,
+            "padding_side": "left",
+        },
+        "special_tokens_map.json": tokens,
+        "generation_config.json": {"bos_token_id": eos, "pad_token_id": eos, "max_new_tokens": NEW_TOKENS},
+    }
 
 
 def _refuse_existing(folder: Path) -> None:
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder}: exists already; give the export another folder")
-
-
-def export_record(folder: Path) -> dict[str, Any]:
-    """What an export's config.json says; its entries are those of a checkpoint.
-
-    Raises:
-        InputError: as `load_export`, but for the weights.
-    """
-    for name in (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE):
-        if not (folder / name).is_file():
-            raise InputError(f"{folder}: is not an export of allattn (it has no {name})")
-    path = folder / CONFIG_FILE
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        raise InputError(f"{path}: is damaged (it is not JSON)") from None
-    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
-        raise InputError(f"{path}: is not the configuration of an export of allattn (it has no model)")
-    version = config.get("format_version")
-    if version != EXPORT_VERSION:
-        raise InputError(
-            f"{path}: has export format_version {version}, this version of allattn reads {EXPORT_VERSION}; "
-            "use the version that wrote it"
-        )
-    if not isinstance(config.get("tokenizer_hash"), str):
-        raise InputError(f"{path}: has no tokenizer_hash")
-    return config
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    try:
-        weights = load_file(path)
-    except (OSError, SafetensorError):
-        raise InputError(f"{path}: is damaged (it is not a whole safetensors file)") from None
-    kinds = {tensor.dtype for tensor in weights.values()}
-    if len(kinds) != 1 or not all(kind.is_floating_point for kind in kinds):
-        raise InputError(f"{path}: its tensors are not all of one floating-point type")
-    return weights

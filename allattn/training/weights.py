@@ -1,5 +1,6 @@
 """From named tensors that one does not trust to a model: sizes, types and numbers are checked first."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,40 @@ def model_from_weights(
 def check_weights(
     config: ModelConfig, weights: dict[str, Any], path: Path, recorded: str = "the recorded sizes"
 ) -> AllAttentionLM:
+    """`check_shapes`, and every number is finite.
+
+    Raises:
+        InputError: as `check_shapes`, or a tensor holds NaN or infinity.
+    """
+    model = check_shapes(config, weights, path, recorded)
+    refuse_non_finite_weights(weights, path)
+    return model
+
+
+def refuse_non_finite_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse NaN and infinity.
+
+    Raises:
+        InputError: names the tensor.
+    """
+    for name, tensor in weights.items():
+        if not torch.isfinite(tensor).all():
+            raise InputError(f"{path}: {name} holds NaN or infinity: use an earlier checkpoint")
+
+
+def check_shapes(
+    config: ModelConfig, weights: dict[str, Any], path: Path, recorded: str = "the recorded sizes"
+) -> AllAttentionLM:
     """Refuse weights that are not those of a model of these sizes; that model, on the device meta.
 
     Args:
         config: sizes, checked.
-        weights: by parameter name.
+        weights: by parameter name; their numbers are not read.
         path: where they come from, for messages.
         recorded: what the message calls the sizes.
 
     Raises:
-        InputError: a tensor is missing, superfluous, of another shape or type, or holds NaN or infinity.
+        InputError: a tensor is missing, superfluous, or of another shape or type.
     """
     wrong = f"{path}: the weights do not fit {recorded}: "
     if (
@@ -53,9 +78,6 @@ def check_weights(
         found, should = _described(weights.get(name)), _described(wanted.get(name))
         if found != should:
             raise InputError(f"{wrong}{name} is {found}, but should be {should}")
-    for name, tensor in weights.items():
-        if not torch.isfinite(tensor).all():
-            raise InputError(f"{path}: {name} holds NaN or infinity: use an earlier checkpoint")
     return model
 
 

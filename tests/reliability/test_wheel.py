@@ -76,7 +76,8 @@ def test_wheel_holds_every_module_and_every_setting(wheel: Path) -> None:
         names = {name for name in archive.namelist() if name.startswith("allattn/")}
     code = {path.relative_to(ROOT) for path in (ROOT / "allattn").rglob("*.py")}
     settings = {"allattn" / path.relative_to(ROOT) for path in (ROOT / "conf").rglob("*.yaml")}
-    assert {str(path) for path in code | settings} <= names
+    card = Path("allattn/training/model_card.md.jinja")
+    assert {str(path) for path in code | settings | {card}} <= names
     assert not [name for name in names if "__pycache__" in name]
 
 

@@ -1,5 +1,6 @@
 import json
 import pickletools
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -10,19 +11,21 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
+from support.checkpoint_files import TOKENIZER, cut, saved_checkpoint
 from support.command_fixtures import CommandLine
 from support.exports import save_export
+from support.model_fixtures import Models
 from torch import Tensor
 
 import allattn
 from allattn.data.vocabulary import save_tokenizer, tokenizer_hash, word_tokenizer
 from allattn.errors import InputError
-from allattn.model.language_model import AllAttentionLM
-from allattn.pruning.surgery import cut_model, plan_removal
+from allattn.model.counts import count_parameters
 from allattn.training import exports
-from allattn.training.checkpoints import FORMAT_VERSION, write_checkpoint
 from allattn.training.exports import load_export, write_export
+from allattn.training.run_folder import RunFolder
 
 HEADS = {
     "different heads": [[0, 2, 3, 5], [1], [0, 6, 7]],
@@ -30,56 +33,18 @@ HEADS = {
     "no head at all": [[], [], []],
     "all heads": [list(range(8))] * 3,
 }
-TOKENIZER = word_tokenizer(Counter({f"w{i}".encode(): 100 - i for i in range(48)}))  # 50 entries
-FILES = ["config.json", "model.safetensors", "tokenizer.json"]
+FORMAT_1 = ["config.json", "model.safetensors", "tokenizer.json"]
+FILES = [
+    "README.md",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+]
 
-Models = Callable[..., AllAttentionLM]
 LogProbs = Callable[..., Tensor]
-
-
-@pytest.fixture
-def moderate_model(random_model: Models) -> Models:
-    """A random model whose log-probabilities are of size 1 to 10, as a trained one's, not 100."""
-
-    def make(dtype: torch.dtype = torch.float32) -> AllAttentionLM:
-        model = random_model(dtype)
-        with torch.no_grad():
-            for table in model.embedding.tables:
-                table *= 0.1
-        return model
-
-    return make
-
-
-def cut(model: AllAttentionLM, heads: list[list[int]]) -> AllAttentionLM:
-    gates = [torch.tensor([float(head in kept) for head in range(8)]) for kept in heads]
-    return cut_model(model, plan_removal(model.config, gates, True))
-
-
-def saved_checkpoint(model: AllAttentionLM, folder: Path, **meta: Any) -> Path:
-    """last.ckpt of this model, with its tokenizer.json beside it."""
-    path = folder / "last.ckpt"
-    entry = {
-        "format_version": FORMAT_VERSION,
-        "model": model.config.to_dict(),
-        "phase": "fine_tune",
-        "step": 7,
-        "best": 1.0,
-        "memory": [],
-        "data": {},
-        "tokenizer_hash": tokenizer_hash(TOKENIZER),
-        "fingerprint": "",
-        "output_scaling": None,
-        "target_sparsity": None,
-        **meta,
-    }
-    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    for layer, pi in enumerate(meta.get("gates", [])):
-        state[f"gates.pi.{layer}"] = pi
-    entry.pop("gates", None)
-    write_checkpoint(path, {"state_dict": state, "allattn": entry})
-    save_tokenizer(TOKENIZER, folder / "tokenizer.json")
-    return path
 
 
 @pytest.fixture
@@ -98,7 +63,9 @@ def test_a_transformer_xl_is_exported_and_loaded(
     model = cut(dense, HEADS["no head in one layer"])
     checkpoint = saved_checkpoint(model, tmp_path)
     save_export(checkpoint, tmp_path / "export")
-    assert load_file(tmp_path / "export" / "model.safetensors")["layers.1.feed_forward.inner.weight"].any()
+    assert load_file(tmp_path / "export" / "model.safetensors")[
+        "model.layers.1.feed_forward.inner.weight"
+    ].any()
     for source in (checkpoint, tmp_path / "export"):
         loaded = allattn.load(source)
         assert loaded.config.family == "Transformer-XL"
@@ -154,8 +121,8 @@ def test_scale_is_in_the_output_projection_and_not_in_the_bias(
     weights = load_file(exported / "model.safetensors")
     for layer, kept in enumerate(HEADS["different heads"]):
         expected = model.state_dict()[f"layers.{layer}.output.weight"] * (8 / len(kept))
-        torch.testing.assert_close(weights[f"layers.{layer}.output.weight"], expected)
-        assert torch.equal(weights[f"layers.{layer}.bias"], model.state_dict()[f"layers.{layer}.bias"])
+        torch.testing.assert_close(weights[f"model.layers.{layer}.output.weight"], expected)
+        assert torch.equal(weights[f"model.layers.{layer}.bias"], model.state_dict()[f"layers.{layer}.bias"])
     config = json.loads((exported / "config.json").read_text())["model"]
     assert config["scale_absorbed"] is True
     assert config["output_scale"] is None
@@ -214,7 +181,7 @@ def test_export_loads_in_a_new_process_from_its_folder_alone(
     assert json.loads(heads) == HEADS["different heads"]
 
 
-def test_folder_holds_three_files_and_no_pickle(exported: Path) -> None:
+def test_folder_holds_these_files_and_no_pickle(exported: Path) -> None:
     assert sorted(path.name for path in exported.iterdir()) == FILES
     for path in exported.iterdir():
         assert not zipfile.is_zipfile(path)
@@ -263,7 +230,7 @@ def test_export_needs_the_checkpoints_own_tokenizer(moderate_model: Models, tmp_
     assert not (tmp_path / "export").exists()
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", FORMAT_1)
 def test_missing_and_damaged_files_are_named(exported: Path, name: str) -> None:
     content = (exported / name).read_bytes()
     for damaged in (content[: len(content) // 2], b"", b"\x80\x04\x95", b"[1, 2]", b"[" * 100_000):
@@ -279,11 +246,17 @@ def test_missing_and_damaged_files_are_named(exported: Path, name: str) -> None:
 def test_other_weights_are_refused_whole(exported: Path) -> None:
     path = exported / "model.safetensors"
     weights = load_file(path)
-    name = "layers.0.query.weight"
+    name = "model.layers.0.query.weight"
     cases: dict[str, dict[str, Tensor]] = {
-        rf"{name} is absent, but should be \[16, 32\]": {n: t for n, t in weights.items() if n != name},
-        r"extra is \[1\], but should be absent": {**weights, "extra": torch.zeros(1)},
-        rf"{name} is \[32, 32\], but should be \[16, 32\]": {**weights, name: torch.zeros(32, 32)},
+        r"layers.0.query.weight is absent, but should be \[16, 32\]": {
+            n: t for n, t in weights.items() if n != name
+        },
+        r"extra is \[1\], but should be absent": {**weights, "model.extra": torch.zeros(1)},
+        r"\(extra\) is \[1\], but should be absent": {**weights, "extra": torch.zeros(1)},
+        r"layers.0.query.weight is \[32, 32\], but should be \[16, 32\]": {
+            **weights,
+            name: torch.zeros(32, 32),
+        },
         r"not all of one floating-point type": {**weights, name: weights[name].long()},
     }
     for message, changed in cases.items():
@@ -294,8 +267,8 @@ def test_other_weights_are_refused_whole(exported: Path) -> None:
 
 CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "newer format": (
-        lambda c: c.update(format_version=2),
-        "export format_version 2, this version .* reads 1",
+        lambda c: c.update(format_version=3),
+        "export format_version 3, this version .* reads 1 and 2",
     ),
     "no format": (lambda c: c.pop("format_version"), "format_version None"),
     "no model": (lambda c: c.pop("model"), "has no model"),
@@ -306,6 +279,7 @@ CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "list as a size": (lambda c: c["model"].update(layers=[3]), "not of the right kind"),
     "number as heads": (lambda c: c["model"].update(heads_kept=[1, 2, 3]), "not of the right kind"),
     "no vocabulary": (lambda c: c["model"].pop("vocabulary_size"), "vocabulary_size is not set"),
+    "code": (lambda c: c.update(auto_map={"AutoConfig": "code.Config"}), r"names code to run \(auto_map\)"),
     "uncut sizes": (lambda c: c["model"].update(heads_kept=None), r"\[16\], but should be \[32\]"),
 }
 
@@ -336,6 +310,97 @@ def test_load_refuses_what_is_no_model(tmp_path: Path) -> None:
 def test_importing_the_package_is_light() -> None:
     code = "import sys, allattn; assert not {'torch', 'lightning', 'safetensors'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def as_format_1(folder: Path) -> None:
+    """Turn an export into what the version before wrote."""
+    weights = load_file(folder / "model.safetensors")
+    save_file({n.removeprefix("model."): t for n, t in weights.items()}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    kept = {name: config[name] for name in ("model", "tokenizer_hash")}
+    (folder / "config.json").write_text(json.dumps({"format_version": 1, **kept}))
+    for path in folder.iterdir():
+        if path.name not in FORMAT_1:
+            path.unlink()
+
+
+def test_an_export_of_format_1_loads_and_becomes_one_of_today(
+    exported: Path, tmp_path: Path, log_probs: LogProbs, command_line: CommandLine
+) -> None:
+    expected = log_probs(load_export(exported))
+    today = {path.name: path.read_bytes() for path in exported.iterdir() if path.name != "README.md"}
+    as_format_1(exported)
+    assert torch.equal(log_probs(load_export(exported)), expected)
+    done = command_line("export", "checkpoint=export", "folder=again")
+    assert done.status == 0, done.err
+    again = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
+    assert "Not measured" in again.pop("README.md").decode()
+    assert again == today
+
+
+def test_large_weights_lie_in_several_files(
+    moderate_model: Models, log_probs: LogProbs, tmp_path: Path
+) -> None:
+    model = moderate_model()
+    folder = tmp_path / "export"
+    save_tokenizer(TOKENIZER, tmp_path / "tokenizer.json")
+    meta = {"tokenizer_hash": tokenizer_hash(TOKENIZER)}
+    write_export(model, meta, tmp_path / "tokenizer.json", folder, shard=20_000)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert sorted(set(index["weight_map"].values())) == files
+    assert len(files) > 2
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    for file in files:
+        weights = load_file(folder / file)
+        assert {name for name, place in index["weight_map"].items() if place == file} == weights.keys()
+        assert len(weights) == 1 or sum(tensor.nbytes for tensor in weights.values()) <= 20_000
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in model.state_dict().values())
+    assert torch.equal(log_probs(load_export(folder)), log_probs(model))
+    index["weight_map"]["model.softmax.biases.0"] = "../last.ckpt"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(InputError, match=r"index\.json: is damaged"):
+        load_export(folder)
+    index["weight_map"]["model.softmax.biases.0"] = files[0]
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / files[1]).unlink()
+    with pytest.raises(InputError, match=f"{files[1]}: is damaged"):
+        load_export(folder)
+
+
+def test_model_card_says_what_is_known(dense_run: RunFolder, tmp_path: Path) -> None:
+    """Scores come from the run's result.json, if it is of this checkpoint; no path gets out."""
+    save_export(dense_run.last, tmp_path / "dense", license="apache-2.0", language="en")
+    card = (tmp_path / "dense" / "README.md").read_text()
+    metadata = yaml.safe_load(card.split("---\n")[1])
+    record = json.loads(dense_run.result.read_text())["dense"]
+    assert (metadata["license"], metadata["language"]) == ("apache-2.0", "en")
+    assert metadata["library_name"] == "transformers"
+    (entry,) = metadata["model-index"]
+    found = {each["dataset"]["split"]: each["metrics"][0]["value"] for each in entry["results"]}
+    assert found == {split: round(record[split]["word_perplexity"], 4) for split in ("valid", "test")}
+    assert f"| test | {record['test']['word_perplexity']:.4f} |" in card
+    assert "mode memory, memory length 4, segment length 8" in card
+    assert f"| parameters | {record['parameters']['total']:,} | {record['parameters']['total']:,} |" in card
+    assert "| 1 | 0, 1, 2, 3 |" in card
+    assert str(dense_run.path.parent) not in card
+    other = tmp_path / "run" / "checkpoints"
+    shutil.copytree(dense_run.checkpoints, other)
+    changed = json.loads(dense_run.result.read_text()) | {"steps": 3}
+    (other.parent / "result.json").write_text(json.dumps(changed))
+    save_export(other / "last.ckpt", tmp_path / "other")
+    card = (tmp_path / "other" / "README.md").read_text()
+    assert "Not measured" in card
+    assert "model-index" not in card
+
+
+def test_model_card_of_a_cut_model_counts_what_is_gone(moderate_model: Models, exported: Path) -> None:
+    dense = count_parameters(moderate_model()).total
+    now = sum(tensor.numel() for tensor in load_file(exported / "model.safetensors").values())
+    card = (exported / "README.md").read_text()
+    assert f"| parameters | {dense:,} | {now:,} |" in card
+    assert "| attention heads | 24 | 8 |" in card
+    assert "| 2 | 0, 6, 7 |" in card
 
 
 def test_command(moderate_model: Models, tmp_path: Path, command_line: CommandLine) -> None:
