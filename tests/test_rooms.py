@@ -45,3 +45,13 @@ def test_rooms_import_only_earlier_ones() -> None:
             assert (room, other) not in STRANGERS, f"{path} imports {other}"
             checked += 1
     assert checked > 30
+
+
+def test_one_room_draws() -> None:
+    """matplotlib is imported in pictures/ alone."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+        if any(name.partition(".")[0] == "matplotlib" for name in names):
+            assert path.parent == PACKAGE / "pictures", f"{path} imports matplotlib"

@@ -9,16 +9,18 @@ from rich.console import Console
 
 from allattn.commands.overrides import quoted
 from allattn.commands.run_command import Command
-from allattn.comparison.compared_run import ComparedRun, LeftOut
-from allattn.comparison.comparison import Comparison, compare
+from allattn.comparison.compared_run import ComparedRun, FinishedRun, LeftOut
+from allattn.comparison.curves import At
 from allattn.comparison.page import html_page
-from allattn.comparison.pictures import draw_pictures, png, svg
+from allattn.comparison.pictures import draw_pictures
 from allattn.comparison.runs_local import read_local_runs
 from allattn.comparison.runs_wandb import read_wandb_runs
-from allattn.comparison.summary_run import Destination, check_can_log, destination_of, log_summary_run
-from allattn.comparison.tables import csv_table, latex_table, markdown_table, notes, runs_csv, terminal_table
+from allattn.comparison.side_by_side import Comparison, side_by_side
+from allattn.comparison.tables import csv_tables, latex_tables, markdown_tables, notes, terminal_tables
+from allattn.comparison.upload import Destination, check_can_log, destination_of, log_summary_run
 from allattn.errors import InputError
 from allattn.files import write_atomically
+from allattn.pictures.drawing import png, svg
 from allattn.training.config import WandbMode
 
 FLAGS = {"--wandb": "--wandb ENTITY/PROJECT", "--group": "--group GROUP"}  # other ways to write a setting
@@ -33,37 +35,46 @@ class CompareSettings:
     wandb: str | None = None  # ENTITY/PROJECT to read the runs from instead
     group: str | None = None  # only the runs of this study (logger.group)
     vary: list[str] = field(default_factory=list)  # settings beside the gates' that make variants
+    at: At = At.heads  # the size at which methods are compared
+    at_sparsity: float | None = None  # that size, as share of heads that are gone. None = the full method's
     folder: str = "comparison"  # receives the tables, pictures and the page
     upload: bool = False  # log table and pictures to W&B as a summary run
     logger: WandbMode = WandbMode.auto  # upload: where W&B records go
 
 
 def compare_runs(settings: CompareSettings) -> Comparison:
-    """Read the runs, print the table, write tables, pictures and page; the comparison.
+    """Read the runs, write tables, pictures and page, print the table; the comparison.
 
     Raises:
         InputError: there is nothing to compare, runs do not belong into one ranking, or W&B cannot be used.
     """
+    if settings.at_sparsity is not None and not 0 <= settings.at_sparsity < 1:
+        raise InputError(f"at_sparsity={settings.at_sparsity}: give a share of heads, from 0 to below 1")
     runs, left_out = _read(settings)
-    for run in left_out:
-        print(f"left out: {run.where}: {run.why}", file=sys.stderr)
-    if not runs:
+    if not any(isinstance(run, ComparedRun) for run in runs):
+        _name(left_out)
         where = settings.wandb or ", ".join(settings.runs or ["runs"])
         of_group = "" if settings.group is None else f" of group {settings.group}"
         raise InputError(f"no finished pruning run{of_group} in {where}")
     _check_vary(settings.vary, runs)
-    comparison = compare(runs, left_out, settings.vary)
+    comparison = side_by_side(runs, left_out, settings.vary, settings.at, settings.at_sparsity)
+    _name(comparison.left_out)
     destination = _destination(settings, comparison) if settings.upload else None
-    _print(comparison)
     folder = Path(settings.folder)
     pictures = _write(comparison, folder)
+    _print(comparison)  # after the files: what the terminal cannot take costs none of them
     print(f"tables, pictures and report.html: {folder}", file=sys.stderr)
     if destination is not None:
         print(log_summary_run(comparison, pictures, folder, settings.logger, destination))
     return comparison
 
 
-def _read(settings: CompareSettings) -> tuple[list[ComparedRun], list[LeftOut]]:
+def _name(left_out: list[LeftOut]) -> None:
+    for run in left_out:
+        print(f"left out: {run.where}: {run.why}", file=sys.stderr)
+
+
+def _read(settings: CompareSettings) -> tuple[list[FinishedRun], list[LeftOut]]:
     if settings.wandb is None:
         folders = list(map(Path, settings.runs or ["runs"]))
         return read_local_runs(folders, settings.group)
@@ -72,7 +83,7 @@ def _read(settings: CompareSettings) -> tuple[list[ComparedRun], list[LeftOut]]:
     return read_wandb_runs(settings.wandb, settings.group)
 
 
-def _check_vary(vary: list[str], runs: list[ComparedRun]) -> None:
+def _check_vary(vary: list[str], runs: list[FinishedRun]) -> None:
     known = sorted({name for run in runs for name in run.settings})
     for wanted in vary:
         if not any(name == wanted or name.startswith(f"{wanted}.") for name in known):
@@ -83,7 +94,8 @@ def _check_vary(vary: list[str], runs: list[ComparedRun]) -> None:
 
 def _print(comparison: Comparison) -> None:
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
-    console.print(terminal_table(comparison))
+    for table in terminal_tables(comparison):
+        console.print(table)
     for note in notes(comparison):
         console.print(note, markup=False, highlight=False)
     for warning in comparison.warnings:
@@ -96,10 +108,9 @@ def _write(comparison: Comparison, folder: Path) -> dict[str, Path]:
     vectors = {name: svg(figure, name) for name, figure in figures.items()}
     images = {name: folder / f"{name}.png" for name in figures}
     texts = {
-        "table.md": markdown_table(comparison),
-        "table.tex": latex_table(comparison),
-        "table.csv": csv_table(comparison),
-        "runs.csv": runs_csv(comparison),
+        "table.md": markdown_tables(comparison),
+        "table.tex": latex_tables(comparison),
+        **csv_tables(comparison),
         "report.html": html_page(comparison, vectors),
     }
     try:

@@ -1,13 +1,16 @@
-"""A finished pruning run as a comparison needs it, built from its records wherever they were kept."""
+"""A finished run as a comparison needs it, built from its records wherever they were kept."""
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from allattn.record.articles import articles_from_record
 from allattn.record.score_lines import how_line
 from allattn.training.flat_names import flat
+from allattn.training.tally import ByArticle
 
+FAMILY = "All-attention"  # of results that do not name it: there was no other when they were written
 _READ = ("step", "loss", "sparsity", "valid_loss", "valid_perplexity")  # metrics that must be numbers
 
 
@@ -27,12 +30,16 @@ class LeftOut:
 class ModelFacts:
     """A model's size and its perplexity on the test split."""
 
+    family: str
     perplexity: float
     sparsity: float  # share of heads that are gone
     heads_kept: list[list[int]]  # original indices per layer
     heads_total: int  # of the dense model, over all layers
     layer_parameters: int  # without the embedding side
     embedding_parameters: int  # embedding, softmax and position table
+    layer_microseconds: float | None  # time of the layers per token; None where it was not measured
+    checkpoint_hash: str | None  # None in results that do not hold it
+    articles: ByArticle | None = field(default=None, compare=False)  # nats of the test text, where kept
 
     @property
     def parameters(self) -> int:
@@ -44,6 +51,12 @@ class ModelFacts:
         """Heads kept over all layers."""
         return sum(map(len, self.heads_kept))
 
+    def is_same(self, other: "ModelFacts") -> bool:
+        """By the checkpoint's hash; where a result lacks it, by the score, which varies in its last digits."""
+        if self.checkpoint_hash is not None and other.checkpoint_hash is not None:
+            return self.checkpoint_hash == other.checkpoint_hash
+        return math.isclose(self.perplexity, other.perplexity, rel_tol=1e-4)
+
 
 @dataclass(frozen=True)
 class Validation:
@@ -54,25 +67,45 @@ class Validation:
 
 
 @dataclass(frozen=True)
-class ComparedRun:
-    """One finished pruning run."""
+class FinishedRun:
+    """One finished run, of either stage."""
 
     name: str
     where: str  # its folder, or ENTITY/PROJECT/ID in W&B
     settings: dict[str, Any]  # by dotted name, `environment.` included
     seed: int
     text: tuple[str, str, int]  # vocabulary hash, data fingerprint, test tokens scored
-    dense: ModelFacts  # before the pruning
-    pruned: ModelFacts
-    history: list[dict[str, float]]  # one row per step, in order, with `step`; what was measured there
+    updates: int | None  # optimizer steps; None in results that do not hold them
+    dense: ModelFacts  # the trained model; of a pruning run, the one it began with
     scored: str | None  # how, in words; None in results of versions that did not record it
     unseen_words: float | None  # share of the test text's words that the vocabulary lacks; None: likewise
+
+
+@dataclass(frozen=True)
+class DenseRun(FinishedRun):
+    """One finished pretraining run."""
+
+
+@dataclass(frozen=True)
+class ComparedRun(FinishedRun):
+    """One finished pruning run."""
+
+    pruned: ModelFacts
+    history: list[dict[str, float]]  # one row per step, in order, with `step`; what was measured there
 
     @property
     def freeze_step(self) -> int:
         """Step at which the heads are decided; 0 where they are chosen before the training."""
         learned = self.settings["gates.selection"] == "l0"
         return int(self.settings["gates.freeze_step"]) if learned else 0
+
+    @property
+    def tokens_after_cut(self) -> int | None:
+        """Tokens that the model was trained on with the heads it keeps; None where updates are not known."""
+        streams, length = (self.settings.get(f"schedule.{name}") for name in ("batch_size", "segment_length"))
+        if self.updates is None or streams is None or length is None:
+            return None
+        return (self.updates - self.freeze_step) * int(streams) * int(length)
 
     def validations(self) -> list[Validation]:
         """Validation scores of the model with the heads it keeps: from the freeze on.
@@ -100,51 +133,65 @@ def is_pruning_run(config: Any) -> bool:
     return isinstance(config, Mapping) and isinstance(config.get("gates"), Mapping)
 
 
-def compared_run(
+def is_pretraining_run(config: Any) -> bool:
+    """Whether a configuration is that of a pretraining run."""
+    return isinstance(config, Mapping) and "gates" not in config and isinstance(config.get("model"), Mapping)
+
+
+def finished_run(
     name: str,
     where: str,
     config: Mapping[str, Any],
     result: Mapping[str, Any],
     history: Iterable[Mapping[str, Any]],
-) -> ComparedRun:
+    articles: Mapping[str, Any] | None = None,
+) -> ComparedRun | DenseRun:
     """A run from its records.
 
     Args:
         name: the run's name.
         where: how to find it again.
-        config: its settings, nested.
+        config: its settings, nested; they say of which stage it is.
         result: its result, nested or joined by slashes.
-        history: rows of metrics with `step`; cells that are no numbers are passed over.
+        history: rows of metrics with `step`; cells that are no numbers are passed over. Of a pretraining run
+            nothing is read.
+        articles: nats by article of each model, as kept beside the result; None where they were not.
 
     Raises:
         Damaged: something that the comparison needs is missing or is not what it must be.
     """
+    pruning = is_pruning_run(config)
     settings = dict(flat(config, "."))
     record = dict(flat(result, "/"))
     settings |= {f"environment.{name}": value for name, value in _below(record, "environment/").items()}
-    for name_needed in ("seed", "gates.selection", "gates.freeze_step"):
-        if name_needed not in settings:
-            raise Damaged(f"its settings lack {name_needed}")
-    rows = merged_by_step(history)
-    if not rows:
+    for needed in ("seed", "gates.selection", "gates.freeze_step") if pruning else ("seed",):
+        if needed not in settings:
+            raise Damaged(f"its settings lack {needed}")
+    rows = merged_by_step(history) if pruning else []
+    if pruning and not rows:
         raise Damaged("no metrics")
+    model = "pruned" if pruning else "dense"
+    how = _below(record, f"{model}/evaluation/")
+    unseen = record.get("corpus/unseen_words/test/share")
     try:
-        return ComparedRun(
-            name,
-            where,
-            settings,
-            int(settings["seed"]),
-            (
+        shared: dict[str, Any] = {
+            "name": name,
+            "where": where,
+            "settings": settings,
+            "seed": int(settings["seed"]),
+            "text": (
                 str(record["corpus/vocabulary_hash"]),
                 str(record["corpus/data_fingerprint"]),
-                int(record["pruned/test/tokens_scored"]),
+                int(record[f"{model}/test/tokens_scored"]),
             ),
-            _model_facts(record, "dense"),
-            _model_facts(record, "pruned"),
-            rows,
-            how_line(how) if (how := _below(record, "pruned/evaluation/")) else None,
-            None if (unseen := record.get("corpus/unseen_words/test/share")) is None else float(unseen),
-        )
+            "updates": None if record.get("steps") is None else int(record["steps"]),
+            "dense": _model_facts(record, "dense", articles),
+            "scored": how_line(how) if how else None,
+            "unseen_words": None if unseen is None else float(unseen),
+        }
+        if not pruning:
+            return DenseRun(**shared)
+        return ComparedRun(**shared, pruned=_model_facts(record, "pruned", articles), history=rows)
     except KeyError as error:
         raise Damaged(f"its result lacks {error.args[0]}") from None
     except (TypeError, ValueError) as error:
@@ -183,15 +230,30 @@ def _below(record: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     }
 
 
-def _model_facts(record: Mapping[str, Any], model: str) -> ModelFacts:
+def _model_facts(record: Mapping[str, Any], model: str, articles: Mapping[str, Any] | None) -> ModelFacts:
     perplexity = float(record[f"{model}/test/perplexity"])
     if not (math.isfinite(perplexity) and perplexity > 0):
         raise Damaged(f"{model} test perplexity is {perplexity}")
+    checkpoint_hash = record.get("dense_hash") if model == "dense" else None
+    microseconds = record.get(f"{model}/layer_microseconds_per_token")
     return ModelFacts(
+        str(record.get(f"{model}/family", FAMILY)),
         perplexity,
         float(record[f"{model}/sparsity"]),
         [[int(head) for head in layer] for layer in record[f"{model}/heads_kept"]],
         int(record[f"{model}/heads_total"]),
         int(record[f"{model}/parameters/layers"]),
         int(record[f"{model}/parameters/embedding_side"]),
+        None if microseconds is None else float(microseconds),
+        None if checkpoint_hash is None else str(checkpoint_hash),
+        _test_articles(articles or {}, model),
     )
+
+
+def _test_articles(articles: Mapping[str, Any], model: str) -> ByArticle | None:
+    if model not in articles:
+        return None
+    try:
+        return articles_from_record(articles[model])["test"]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Damaged("its articles.json cannot be read") from None

@@ -1,4 +1,4 @@
-"""Pruning runs in local folders, for a comparison."""
+"""Finished runs in local folders, for a comparison."""
 
 import csv
 import json
@@ -9,17 +9,24 @@ from typing import Any
 import yaml
 
 from allattn.errors import InputError, first_line
-from allattn.comparison.compared_run import ComparedRun, Damaged, LeftOut, compared_run, is_pruning_run
+from allattn.comparison.compared_run import (
+    Damaged,
+    FinishedRun,
+    LeftOut,
+    finished_run,
+    is_pretraining_run,
+    is_pruning_run,
+)
 from allattn.training.metrics import read_metrics
 
 
 def read_local_runs(
     folders: Iterable[Path], group: str | None = None
-) -> tuple[list[ComparedRun], list[LeftOut]]:
-    """Finished pruning runs below the folders, and the others with the reason why they take no part.
+) -> tuple[list[FinishedRun], list[LeftOut]]:
+    """Finished runs below the folders, pruned and dense, and the others with the reason why they take no part.
 
     Args:
-        folders: looked through with everything below them; dense runs are passed over.
+        folders: looked through with everything below them.
         group: only runs with this `logger.group`; None = all.
 
     Raises:
@@ -34,7 +41,8 @@ def read_local_runs(
     for path in sorted(found):
         try:
             config = _read_config(path)
-            if is_pruning_run(config) and group in (None, _group(config)):
+            of_a_stage = is_pruning_run(config) or is_pretraining_run(config)
+            if of_a_stage and group in (None, _group(config)):
                 runs.append(_read_run(path, config))
         except Damaged as damage:
             left_out.append(LeftOut(str(path), str(damage)))
@@ -60,16 +68,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _read_run(folder: Path, config: dict[str, Any]) -> ComparedRun:
+def _read_run(folder: Path, config: dict[str, Any]) -> FinishedRun:
     result = folder / "result.json"
     if not result.exists():
         raise Damaged(_why_unfinished(folder))
-    try:
-        record = json.loads(result.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise Damaged(f"result.json cannot be read ({first_line(error)})") from None
-    if not isinstance(record, dict):
-        raise Damaged("result.json cannot be read (it holds no object)")
+    record = _read_json(result)
+    kept = folder / "articles.json"
+    articles = _read_json(kept) if kept.exists() else None
     metrics = folder / "metrics.csv"
     try:
         history = read_metrics(metrics)
@@ -77,7 +82,17 @@ def _read_run(folder: Path, config: dict[str, Any]) -> ComparedRun:
         raise Damaged(f"metrics.csv cannot be read ({first_line(error)})") from None
     if metrics.exists() and history and "step" not in history[0]:
         raise Damaged("metrics.csv cannot be read (it has no column step)")
-    return compared_run(str(config.get("name", folder.name)), str(folder), config, record, history)
+    return finished_run(str(config.get("name", folder.name)), str(folder), config, record, history, articles)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise Damaged(f"{path.name} cannot be read ({first_line(error)})") from None
+    if not isinstance(record, dict):
+        raise Damaged(f"{path.name} cannot be read (it holds no object)")
+    return record
 
 
 def _why_unfinished(folder: Path) -> str:

@@ -1,18 +1,25 @@
-"""Pruning runs of a W&B project, for a comparison."""
+"""Finished runs of a W&B project, for a comparison."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from allattn.errors import InputError
-from allattn.comparison.compared_run import ComparedRun, Damaged, LeftOut, compared_run, is_pruning_run
+from allattn.comparison.compared_run import (
+    Damaged,
+    FinishedRun,
+    LeftOut,
+    finished_run,
+    is_pretraining_run,
+    is_pruning_run,
+)
 from allattn.training.loggers import has_login
 
 PAGE = 50  # runs per request
 
 
-def read_wandb_runs(path: str, group: str | None = None) -> tuple[list[ComparedRun], list[LeftOut]]:
-    """Finished pruning runs of a project, and the others with the reason why they take no part.
+def read_wandb_runs(path: str, group: str | None = None) -> tuple[list[FinishedRun], list[LeftOut]]:
+    """Finished runs of a project, pruned and dense, and the others with the reason why they take no part.
 
     Every row of a run's history is read: the API's other call gives a random sample of it, and asking it
     for chosen metrics drops the rows that lack one of them.
@@ -39,7 +46,7 @@ def read_wandb_runs(path: str, group: str | None = None) -> tuple[list[ComparedR
         api = wandb.Api(overrides={"entity": entity, "project": project})
         filters = {} if group is None else {"group": group}
         for run in api.runs(path, filters=filters, order="+created_at", per_page=PAGE, lazy=False):
-            if run.job_type != "prune" and not is_pruning_run(run.config):
+            if run.job_type != "prune" and not is_pruning_run(run.config) and not is_pretraining_run(run.config):
                 continue
             where = f"{path}/{run.id}"
             try:
@@ -49,12 +56,12 @@ def read_wandb_runs(path: str, group: str | None = None) -> tuple[list[ComparedR
     return runs, left_out
 
 
-def _read_run(run: Any, where: str) -> ComparedRun:
+def _read_run(run: Any, where: str) -> FinishedRun:
     if run.state != "finished":
         raise Damaged(str(run.state))
-    if not is_pruning_run(run.config):
+    if run.job_type == "prune" and not is_pruning_run(run.config):
         raise Damaged("its settings lack the gates")
-    return compared_run(run.name or run.id, where, run.config, dict(run.summary_metrics), run.scan_history())
+    return finished_run(run.name or run.id, where, run.config, dict(run.summary_metrics), run.scan_history())
 
 
 @contextmanager

@@ -1,16 +1,29 @@
-"""The comparison's table for terminals, Markdown, LaTeX and CSV."""
+"""The comparison's tables for terminals, Markdown, LaTeX and CSV.
+
+The writers are a line or three each. pandas' and tabulate's would save none: they leave the signs that Markdown
+reads as they are, set ± and a minus as LaTeX does not, and turn counts beside an unknown one into decimals.
+"""
 
 import csv
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.table import Table
 from rich.text import Text
 
-from allattn.comparison.comparison import Comparison, Difference, Mean, MeanValidation, Row
+from allattn.comparison.compared_run import ModelFacts
+from allattn.comparison.curves import SIZE_NAMES, At, Curve, ends
+from allattn.comparison.doubt import Difference, Mean
+from allattn.comparison.equal_size import EqualRow
+from allattn.comparison.families import FamilyRow
+from allattn.comparison.published import PAPER_DENSE, PAPER_DIFFERENCES, PAPER_FULL
+from allattn.comparison.rows import MeanValidation, Row
+from allattn.comparison.side_by_side import Comparison
 from allattn.comparison.variants import setting_in_words
+from allattn.record.bootstrap import DRAWS, TextInterval
 
 TITLE = "Pruning runs, by variant"
 COLUMNS = (
@@ -20,12 +33,16 @@ COLUMNS = (
     "heads kept",
     "parameters, layers",
     "parameters, all",
+    "layers' µs per token",
     "test perplexity",
     "best valid. perplexity",
     "last valid. perplexity",
-    "difference, test",
-    "paper's",
+    "updates",
+    "tokens after the cut",
 )
+EQUAL_TITLES = {at: f"Methods at equal {name}" for at, name in SIZE_NAMES.items()}
+FAMILY_TITLE = "Families at equal parameters of the layers"
+FAMILY_COLUMNS = ("variant", "parameters, layers", "test perplexity", "difference", "from")
 RUN_COLUMNS = (
     "run",
     "variant",
@@ -43,37 +60,116 @@ NOTES = (
     "test perplexity: mean ± standard deviation over seeds",
     "parameters: of the layers = without the embedding side; all = with it",
     "valid. perplexity: of the model with the heads it keeps, so from the freeze on; @ optimizer step",
-    "difference: mean of test perplexity minus the full method's at the same seed, with its 95 % confidence "
-    "interval (Student's t) in brackets",
-    "paper's: Shim et al., WikiText-103 test, lambda 0.02; another text and a larger model",
+    "updates: optimizer steps of the run, for a dense model those of its own training where it is here; tokens "
+    "after the cut: those that the model was trained on with the heads it keeps",
+    "at equal size: each seed's perplexity is read off that seed's own runs of the method, with straight lines "
+    "between neighbouring sizes, and never beyond the smallest and the largest; of parameters and time, "
+    "sizes within 1 % count as equal",
+    "difference over seeds: mean of test perplexity minus the full method's at the same seed, with its 95 % "
+    "confidence interval (Student's t) in brackets, over n seeds",
+    f"difference over the text: of the same seeds' tokens together, with the 95 % interval of {DRAWS:,} redrawn "
+    "texts (paired bootstrap over articles) in brackets; where runs of that very size kept their articles",
+    "paper's: Shim et al., WikiText-103 test, lambda 0.02, not at equal size; another text and a larger model, "
+    f"{PAPER_DENSE[1]} dense and {PAPER_FULL[1]} by the full method",
 )
 
 
-def cells(comparison: Comparison) -> list[list[str]]:
-    """One list of texts per row, in the order of COLUMNS."""
+@dataclass(frozen=True)
+class TextTable:
+    """A table of texts."""
+
+    name: str  # of its files and in W&B
+    title: str
+    columns: tuple[str, ...]
+    rows: list[list[str]]
+
+
+def text_tables(comparison: Comparison) -> list[TextTable]:
+    """Variants as they stand; methods at equal size; and, where there are several, families."""
+    found = [
+        TextTable("variants", TITLE, COLUMNS, [_cells(row) for row in comparison.rows]),
+        TextTable(
+            "equal_size",
+            EQUAL_TITLES[comparison.at],
+            equal_columns(comparison.at),
+            [_equal_cells(row, comparison.at) for row in comparison.equal],
+        ),
+    ]
+    if comparison.families:
+        rows = [_family_cells(row) for row in comparison.families]
+        found.append(TextTable("families", FAMILY_TITLE, FAMILY_COLUMNS, rows))
+    return found
+
+
+def equal_columns(at: At) -> tuple[str, ...]:
+    """Columns of the table at equal size."""
+    return (
+        "method",
+        f"{SIZE_NAMES[at]} by its runs",
+        "compared at",
+        "seeds",
+        "test perplexity there",
+        "difference over seeds",
+        "difference over the text",
+        "paper's",
+    )
+
+
+def _cells(row: Row) -> list[str]:
     return [
-        [
-            row.variant,
-            ", ".join(map(str, row.seeds)),
-            f"{row.sparsity:.1%}",
-            f"{_count(row.heads)}/{row.heads_total}",
-            f"{row.layer_parameters:,.0f}",
-            f"{row.parameters:,.0f}",
-            _mean(row.test),
-            _validation(row.best),
-            _validation(row.last),
-            _difference(row.difference),
-            "" if row.paper is None else f"{row.paper:+.2f}",
-        ]
-        for row in comparison.rows
+        row.label,
+        ", ".join(map(str, row.seeds)),
+        f"{row.sparsity:.1%}",
+        f"{_count(row.heads)}/{row.heads_total}",
+        f"{row.layer_parameters:,.0f}",
+        f"{row.parameters:,.0f}",
+        "" if row.layer_microseconds is None else f"{row.layer_microseconds:.1f}",
+        _mean(row.test),
+        _validation(row.best),
+        _validation(row.last),
+        _whole(row.updates),
+        _whole(row.tokens_after_cut),
+    ]
+
+
+def _equal_cells(row: EqualRow, at: At) -> list[str]:
+    paper = PAPER_DIFFERENCES.get(row.method)
+    return [
+        row.label,
+        _sizes(row.curves, at) if row.curves else "not measured",
+        "" if row.asked is None else _size(row.asked, at),
+        ", ".join(map(str, row.seeds)),
+        "" if row.test is None else _mean(row.test),
+        _difference(row.difference) or _why_none(row, at),
+        _text_interval(row.text),
+        "" if paper is None else f"{paper:+.2f}",
+    ]
+
+
+def _why_none(row: EqualRow, at: At) -> str:
+    """Where the method and the full one stand, that no difference is given."""
+    if not row.full or not row.curves:
+        return ""
+    return f"none: {_sizes(row.curves, at)} against {_sizes(row.full, at)}"
+
+
+def _family_cells(found: FamilyRow) -> list[str]:
+    row = found.row
+    difference = _difference(found.difference)
+    return [
+        row.label,
+        f"{row.layer_parameters:,.0f}",
+        _mean(row.test),
+        difference or f"none: {found.reference} has {_sizes(found.curves, At.parameters)}",
+        found.reference,
     ]
 
 
 def run_cells(comparison: Comparison) -> list[list[str]]:
     """One list of texts per run, in the order of RUN_COLUMNS."""
     found = []
-    for run, variant in zip(comparison.runs, comparison.variants, strict=True):
-        model = run.pruned
+    for each in comparison.placed:
+        run, model = each.run, each.run.pruned
         scores = [
             "" if score is None else f"{score.perplexity:.2f} @ {score.step:,}"
             for score in (run.best_validation(), run.last_validation())
@@ -82,7 +178,7 @@ def run_cells(comparison: Comparison) -> list[list[str]]:
         found.append(
             [
                 run.name,
-                variant,
+                each.label,
                 str(run.seed),
                 f"{model.heads}/{model.heads_total}",
                 *(f"{count:,}" for count in counts),
@@ -117,100 +213,173 @@ def _how_scored(comparison: Comparison) -> list[str]:
     return lines
 
 
-def terminal_table(comparison: Comparison) -> Table:
+def terminal_tables(comparison: Comparison) -> list[Table]:
     """For a rich console; names are shown as they are, never read as markup."""
-    table = Table(title=TITLE)
-    for number, column in enumerate(COLUMNS):
-        table.add_column(column, justify="left" if number == 0 else "right")
-    for row in cells(comparison):
-        table.add_row(*map(Text, row))
-    return table
+    found = []
+    for each in text_tables(comparison):
+        table = Table(title=each.title)
+        for number, column in enumerate(each.columns):
+            table.add_column(column, justify="right" if number else "left")
+        for row in each.rows:
+            table.add_row(*map(Text, row))
+        found.append(table)
+    return found
 
 
-def markdown_table(comparison: Comparison) -> str:
-    """A Markdown table with its notes."""
-    lines = [_markdown_row(COLUMNS), "| --- |" + " ---: |" * (len(COLUMNS) - 1)]
-    lines += [_markdown_row(row) for row in cells(comparison)]
-    return "\n".join([*lines, "", *(f"- {_markdown(note)}" for note in notes(comparison))]) + "\n"
+def markdown_tables(comparison: Comparison) -> str:
+    """Markdown tables with their notes."""
+    parts = []
+    for each in text_tables(comparison):
+        lines = [_markdown_row(each.columns), "| --- |" + " ---: |" * (len(each.columns) - 1)]
+        lines += [_markdown_row(row) for row in each.rows]
+        parts.append("\n".join([f"**{_markdown(each.title)}**", "", *lines]))
+    parts.append("\n".join(f"- {_markdown(note)}" for note in notes(comparison)))
+    return "\n\n".join(parts) + "\n"
 
 
-def latex_table(comparison: Comparison) -> str:
-    """A LaTeX table for the package booktabs, its notes as comments."""
-    rows = [" & ".join(map(_latex, row)) + r" \\" for row in cells(comparison)]
-    lines = [
-        *(f"% {note}" for note in notes(comparison)),
-        r"\begin{tabular}{l" + "r" * (len(COLUMNS) - 1) + "}",
-        r"\toprule",
-        " & ".join(map(_latex, COLUMNS)) + r" \\",
-        r"\midrule",
-        *rows,
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
+def latex_tables(comparison: Comparison) -> str:
+    """LaTeX tables for the package booktabs, titles and notes as comments."""
+    lines = [f"% {_on_one_line(note)}" for note in notes(comparison)]
+    for each in text_tables(comparison):
+        lines += [
+            f"% {each.title}",
+            r"\begin{tabular}{l" + "r" * (len(each.columns) - 1) + "}",
+            r"\toprule",
+            _latex_row(each.columns),
+            r"\midrule",
+            *map(_latex_row, each.rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
     return "\n".join(lines) + "\n"
 
 
 CsvValue = str | int | float | None
 
 
-def csv_table(comparison: Comparison) -> str:
-    """The table's numbers in full precision; what is not known is empty."""
-    rows = [_numbers(row) for row in comparison.rows]
-    return _csv_text([list(rows[0]), *(list(map(_csv, row.values())) for row in rows)])
+def csv_tables(comparison: Comparison) -> dict[str, str]:
+    """The numbers of every table, and of every run, in full precision by file name; what is not known is empty."""
+    tables = {
+        "table.csv": [_numbers(row) for row in comparison.rows],
+        "equal_size.csv": [_equal_numbers(row, comparison.at) for row in comparison.equal],
+        "families.csv": [_family_numbers(row) for row in comparison.families],
+        "runs.csv": _run_numbers(comparison),
+    }
+    return {name: _csv_text(rows) for name, rows in tables.items() if rows}
 
 
-def runs_csv(comparison: Comparison) -> str:
-    """One line per run in full precision, so that every mean can be worked out again."""
-    head = ["run", "found_at", "variant", "seed", "sparsity", "heads_kept", "heads_total"]
-    head += ["parameters_layers", "parameters_embedding_side", "parameters_all", "test_perplexity"]
-    head += ["dense_test_perplexity", "best_valid_perplexity", "best_valid_step"]
-    head += ["last_valid_perplexity", "last_valid_step"]
-    lines = [head]
-    for run, variant in zip(comparison.runs, comparison.variants, strict=True):
-        model = run.pruned
-        values: list[CsvValue] = [run.name, run.where, variant, run.seed]
-        values += [model.sparsity, model.heads, model.heads_total]
-        values += [model.layer_parameters, model.embedding_parameters, model.parameters]
-        values += [model.perplexity, run.dense.perplexity]
-        for score in (run.best_validation(), run.last_validation()):
-            values += [None, None] if score is None else [score.perplexity, score.step]
-        lines.append(list(map(_csv, values)))
-    return _csv_text(lines)
+def _run_numbers(comparison: Comparison) -> list[dict[str, CsvValue]]:
+    """One line per run, so that every mean can be worked out again."""
+    rows = []
+    for each in comparison.placed:
+        run = each.run
+        row: dict[str, CsvValue] = {
+            "run": run.name,
+            "found_at": run.where,
+            "variant": each.label,
+            "method": each.method_label,
+            "seed": run.seed,
+            **_model_numbers(run.pruned),
+            "dense_test_perplexity": run.dense.perplexity,
+            "updates": run.updates,
+            "tokens_after_cut": run.tokens_after_cut,
+        }
+        for name, score in (("best_valid", run.best_validation()), ("last_valid", run.last_validation())):
+            row[f"{name}_perplexity"] = score.perplexity if score else None
+            row[f"{name}_step"] = score.step if score else None
+        rows.append(row)
+    return rows
+
+
+def _model_numbers(model: ModelFacts) -> dict[str, CsvValue]:
+    return {
+        "family": model.family,
+        "sparsity": model.sparsity,
+        "heads_kept": model.heads,
+        "heads_total": model.heads_total,
+        "parameters_layers": model.layer_parameters,
+        "parameters_embedding_side": model.embedding_parameters,
+        "parameters_all": model.parameters,
+        "layer_microseconds_per_token": model.layer_microseconds,
+        "test_perplexity": model.perplexity,
+    }
 
 
 def _numbers(row: Row) -> dict[str, CsvValue]:
     values: dict[str, CsvValue] = {
-        "variant": row.variant,
+        "variant": row.label,
+        "family": row.models[0].family,
         "seeds": " ".join(map(str, row.seeds)),
         "sparsity": row.sparsity,
         "heads_kept": row.heads,
         "heads_total": row.heads_total,
         "parameters_layers": row.layer_parameters,
         "parameters_all": row.parameters,
-        "test_perplexity": row.test.mean,
-        "test_perplexity_standard_deviation": row.test.deviation,
+        "layer_microseconds_per_token": row.layer_microseconds,
+        **_mean_numbers("test_perplexity", row.test),
     }
     for name, score in (("best_valid", row.best), ("last_valid", row.last)):
-        values[f"{name}_perplexity"] = score.perplexity.mean if score else None
-        values[f"{name}_perplexity_standard_deviation"] = score.perplexity.deviation if score else None
+        values |= _mean_numbers(f"{name}_perplexity", score.perplexity if score else None)
         values[f"{name}_steps"] = " ".join(map(str, score.steps)) if score else None
-    difference = row.difference
-    return values | {
-        "difference": None if difference is None else difference.mean,
-        "difference_half_width_95": None if difference is None else difference.half_width,
-        "difference_pairs": None if difference is None else difference.pairs,
-        "paper_difference": row.paper,
+    return values | {"updates": row.updates, "tokens_after_cut": row.tokens_after_cut}
+
+
+def _equal_numbers(row: EqualRow, at: At) -> dict[str, CsvValue]:
+    smallest, largest = ends(row.curves.values()) if row.curves else (None, None)
+    text = row.text
+    return {
+        "method": row.label,
+        "at": at.value,
+        "size": row.asked,
+        "smallest_size": smallest,
+        "largest_size": largest,
+        "seeds": " ".join(map(str, row.seeds)),
+        **_mean_numbers("test_perplexity", row.test),
+        **_difference_numbers(row.difference),
+        "text_difference": text.difference if text else None,
+        "text_low_95": text.low if text else None,
+        "text_high_95": text.high if text else None,
+        "text_articles": text.articles if text else None,
+        "paper_difference": PAPER_DIFFERENCES.get(row.method),
     }
 
 
-def _csv_text(lines: Sequence[Sequence[str]]) -> str:
+def _family_numbers(found: FamilyRow) -> dict[str, CsvValue]:
+    return {
+        "variant": found.row.label,
+        "parameters_layers": found.row.layer_parameters,
+        **_mean_numbers("test_perplexity", found.row.test),
+        "reference": found.reference,
+        **_difference_numbers(found.difference),
+    }
+
+
+def _mean_numbers(name: str, value: Mean | None) -> dict[str, CsvValue]:
+    return {
+        name: value.mean if value else None,
+        f"{name}_standard_deviation": value.deviation if value else None,
+    }
+
+
+def _difference_numbers(value: Difference | None) -> dict[str, CsvValue]:
+    return {
+        "difference": value.mean if value else None,
+        "difference_half_width_95": value.half_width if value else None,
+        "difference_pairs": value.pairs if value else None,
+    }
+
+
+def _csv_text(rows: Sequence[Mapping[str, CsvValue]]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: "" if _is_nan(value) else value for name, value in row.items()})
     return text.getvalue()
 
 
-def _csv(value: CsvValue) -> str:
-    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
+def _is_nan(value: CsvValue) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _count(value: float) -> str:
@@ -235,7 +404,31 @@ def _difference(value: Difference | None) -> str:
     if math.isnan(value.half_width):
         return f"{value.mean:+.2f} (one seed)"
     low, high = value.mean - value.half_width, value.mean + value.half_width
-    return f"{value.mean:+.2f} [{low:+.2f}, {high:+.2f}]"
+    return f"{value.mean:+.2f} [{low:+.2f}, {high:+.2f}], n = {value.pairs}"
+
+
+def _text_interval(value: TextInterval | None) -> str:
+    if value is None:
+        return ""
+    if value.articles < 2:
+        return f"{value.difference:+.2f} (one article)"
+    return f"{value.difference:+.2f} [{value.low:+.2f}, {value.high:+.2f}]"
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _size(value: float, at: At) -> str:
+    if at is At.layer_time:
+        return f"{value:.1f} µs"
+    return _count(value) if at is At.heads else f"{value:,.0f}"
+
+
+def _sizes(drawn: Mapping[int, Curve], at: At) -> str:
+    """From the smallest to the largest that any seed's runs have."""
+    low, high = (_size(end, at) for end in ends(drawn.values()))
+    return low if low == high else f"{low}–{high}"
 
 
 def _markdown_row(row: Sequence[str]) -> str:
@@ -246,10 +439,14 @@ def _markdown(text: str) -> str:
     return _replaced(_on_one_line(text), {sign: f"\\{sign}" for sign in r"\|`*_<>"})
 
 
+def _latex_row(row: Sequence[str]) -> str:
+    return " & ".join(map(_latex, row)) + r" \\"
+
+
 def _latex(text: str) -> str:
     signs = {sign: f"\\{sign}" for sign in "&%$#_{}"}
     signs |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    signs |= {"±": r"$\pm$", "–": "--", "@": r"{@}", "<": "$<$", ">": "$>$"}
+    signs |= {"±": r"$\pm$", "µ": r"$\mu$", "–": "--", "@": r"{@}", "<": "$<$", ">": "$>$"}
     # A sign before a number becomes a mathematical one: LaTeX sets a bare minus as a hyphen.
     return re.sub(r"(^|[ \[])([+-])(?=\d)", r"\1$\2$", _replaced(_on_one_line(text), signs))
 

@@ -1,4 +1,8 @@
-"""Which runs are one variant of a study, what a variant is called, and what else differs between runs."""
+"""Which runs are one variant or one method of a study, how they are called, and what else differs.
+
+Runs of one variant have the same settings of the gates. A method is a variant without what only says how many
+heads go: runs of one method at several lambdas, or several targets, lie on one curve.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,7 +11,7 @@ from typing import Any
 
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.techniques import TECHNIQUES, techniques_off
-from allattn.comparison.compared_run import ComparedRun
+from allattn.comparison.compared_run import ComparedRun, ModelFacts
 
 FULL = "full method"
 NONE_OF_THREE = "without all three"
@@ -27,6 +31,7 @@ _NAMES = {
     "gates.initial_pi": "initial pi",
     "gates.target_sparsity": "target",
 }
+_DIALS = ("gates.lambda_max", "gates.target_sparsity")  # they move a run along its method's curve
 # Only where gates learn these act; a selection without gates has none of them.
 _OF_LEARNED_GATES = {
     f"gates.{name}"
@@ -72,6 +77,17 @@ def compared_settings(settings: Mapping[str, Any], vary: Sequence[str] = ()) -> 
     }
 
 
+def without_dials(compared: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the compared settings, those that make a run's method: neither lambda nor the target's value.
+
+    Gates that learn towards a target and gates under a given lambda are two methods.
+    """
+    rest = {name: value for name, value in compared.items() if name not in _DIALS}
+    if compared.get("gates.selection") == "l0":
+        rest["gates.target_sparsity"] = compared.get("gates.target_sparsity") is not None
+    return rest
+
+
 def reference_settings(runs: Sequence[ComparedRun], vary: Sequence[str] = ()) -> dict[str, Any] | None:
     """The compared settings of the full method: all three techniques on, gates learned.
 
@@ -100,18 +116,39 @@ def variant_names(runs: Sequence[ComparedRun], vary: Sequence[str] = ()) -> list
     Without a run of the full method the settings that are not the same in all runs are named.
     """
     compared = [compared_settings(run.settings, vary) for run in runs]
+    return _names(runs, compared, reference_settings(runs, vary))
+
+
+def method_names(runs: Sequence[ComparedRun], vary: Sequence[str] = ()) -> list[str]:
+    """The method of each run, in the same words."""
+    compared = [without_dials(compared_settings(run.settings, vary)) for run in runs]
     reference = reference_settings(runs, vary)
+    return _names(runs, compared, None if reference is None else without_dials(reference))
+
+
+def model_names(models: Sequence[ModelFacts]) -> list[str]:
+    """The family of each model and, where a family has several sizes, its layers' parameters."""
+    sizes: dict[str, set[int]] = {}
+    for model in models:
+        sizes.setdefault(model.family, set()).add(model.layer_parameters)
+    return [
+        model.family if len(sizes[model.family]) == 1 else f"{model.family} of {model.layer_parameters:,}"
+        for model in models
+    ]
+
+
+def _names(
+    runs: Sequence[ComparedRun], compared: list[dict[str, Any]], reference: dict[str, Any] | None
+) -> list[str]:
     if reference is None:
         names = {name for settings in compared for name in settings}
-        shared = {
+        reference = {
             name: compared[0].get(name)
             for name in names
             if all(_same(settings.get(name), compared[0].get(name)) for settings in compared)
         }
-    else:
-        shared = reference
     return [
-        _variant_name(run.settings, settings, shared) for run, settings in zip(runs, compared, strict=True)
+        _variant_name(run.settings, settings, reference) for run, settings in zip(runs, compared, strict=True)
     ]
 
 
@@ -169,8 +206,9 @@ def shared_settings(runs: Sequence[ComparedRun]) -> dict[str, Any]:
 def unexpected_differences(runs: Sequence[ComparedRun], vary: Sequence[str] = ()) -> list[str]:
     """One line per setting that differs between runs without being a compared one: who has which value.
 
-    A checkpoint of its own for every seed is no such difference: pairs of one seed share it.
+    A checkpoint of its own for every seed and dense model is no such difference: pairs of one seed share it.
     """
+    pairs = {run.where: (run.seed, run.dense.family, run.dense.layer_parameters) for run in runs}
     names = sorted({name for run in runs for name in run.settings})
     lines = []
     for name in names:
@@ -180,8 +218,8 @@ def unexpected_differences(runs: Sequence[ComparedRun], vary: Sequence[str] = ()
         if len(set(values.values())) == 1:
             continue
         if name == "checkpoint" and all(
-            len({values[run.where] for run in runs if run.seed == seed}) == 1
-            for seed in {run.seed for run in runs}
+            len({values[where] for where, own in pairs.items() if own == pair}) == 1
+            for pair in set(pairs.values())
         ):
             continue
         usual = Counter(values.values()).most_common(1)[0][0]

@@ -13,7 +13,8 @@ from allattn.files import write_atomically
 from allattn.model.config import model_config_from_dict
 from allattn.model.counts import count_parameters, layer_multiply_adds, multiply_adds, parameters_per_head
 from allattn.model.language_model import AllAttentionLM, sizes_only
-from allattn.pictures.pi import draw_pi, grid_figure
+from allattn.pictures.drawing import png
+from allattn.pictures.pi import draw_pi_and_kept
 from allattn.pruning.surgery import sparsity
 from allattn.training.checkpoints import has_gates
 from allattn.training.cutting import cut_checkpoint, freeze_plan
@@ -116,31 +117,13 @@ def draw_head_map(record: dict[str, Any], picture: Path, title: str) -> None:
     """
     if picture.suffix != PICTURE_ENDING:
         raise InputError(f"picture={picture}: give a file name that ends in {PICTURE_ENDING}")
-    from matplotlib.colors import ListedColormap
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     layers = record["layers"]
-    heads = len(layers[0]["pi"])
+    heads = range(len(layers[0]["pi"]))
     pi = [[math.nan if value is None else value for value in layer["pi"]] for layer in layers]
-    kept = [[float(head in layer["heads_kept"]) for head in range(heads)] for layer in layers]
-    known = any(not math.isnan(value) for row in pi for value in row)
-    figure, axes = grid_figure(len(layers), heads)
-    axes.set_title(title)
-    keys: list[Any] = []
-    if known:
-        draw_pi(figure, axes, pi)
-        if any(math.isnan(value) for row in pi for value in row):
-            keys.append(Patch(facecolor="0.85", edgecolor="0.5", label="pi not known"))
-    else:
-        axes.imshow(kept, cmap=ListedColormap(["0.85", "tab:blue"]), vmin=0, vmax=1, aspect="auto")
-        keys.append(Patch(facecolor="tab:blue", label="kept"))
-    gone = [(layer, head) for layer, row in enumerate(kept) for head, here in enumerate(row) if not here]
-    axes.plot([head for _, head in gone], [layer for layer, _ in gone], "kx", label="removed")
-    keys.append(Line2D([], [], marker="x", color="k", linestyle="none", label="removed"))
-    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False)
+    kept = [[head in layer["heads_kept"] for head in heads] for layer in layers]
+    image = png(draw_pi_and_kept(pi, kept, title))
     try:
-        write_atomically(picture, lambda file: figure.savefig(file, format="png"))
+        write_atomically(picture, image)
     except OSError as error:
         raise InputError(f"picture={picture}: cannot be written ({error.strerror})") from None
 

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger
 
 from allattn.errors import InputError, first_line
 from allattn.files import write_atomically
-from allattn.pictures.pi import draw_pi, grid_figure
+from allattn.pictures.pi import pi_pixels
 from allattn.training.artifacts import artifact_source, note_artifact, to_be_uploaded
 from allattn.training.config import LoggerConfig, WandbMode
 from allattn.training.flat_names import flat
@@ -181,17 +181,11 @@ class WandbRun(Logger):
 
 def _pixels(gates: list[tuple[int, int, float]], step: int) -> Any:
     """The picture of pi as an (height, width, 4) array of bytes."""
-    import numpy as np
-
     layers, heads = 1 + max(layer for layer, _, _ in gates), 1 + max(head for _, head, _ in gates)
     pi = [[math.nan] * heads for _ in range(layers)]
     for layer, head, value in gates:
         pi[layer][head] = value
-    figure, axes = grid_figure(layers, heads)
-    draw_pi(figure, axes, pi)
-    axes.set_title(f"pi at step {step}")
-    figure.canvas.draw()
-    return np.asarray(figure.canvas.buffer_rgba())  # type: ignore[attr-defined]
+    return pi_pixels(pi, f"pi at step {step}")
 
 
 def check_login(config: LoggerConfig, logged_in: bool) -> None:

@@ -1,6 +1,8 @@
 """allattn compare as a person runs it."""
 
+import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,12 @@ from support.made_up import OFF, config, history, result, write_run, write_study
 from support.offline_file import items, read_records
 
 from allattn.commands.compare import CompareSettings, compare_runs, with_flags_as_settings
-from allattn.comparison.tables import COLUMNS, cells
+from allattn.comparison.tables import text_tables
 from allattn.errors import InputError
 from allattn.training.config import WandbMode
 
-FILES = {"table.md", "table.tex", "table.csv", "runs.csv", "report.html"} | {
-    f"{name}.{ending}" for name in ("perplexity", "heads", "training") for ending in ("png", "svg")
+FILES = {"table.md", "table.tex", "table.csv", "equal_size.csv", "runs.csv", "report.html"} | {
+    f"{name}.{ending}" for name in ("curves", "perplexity", "heads", "training") for ending in ("png", "svg")
 }
 
 
@@ -48,7 +50,9 @@ def test_a_plain_start_reads_runs_and_writes_comparison(runs: Path, start: Calla
     assert done.status == 0, done.err
     assert {path.name for path in (runs.parent / "comparison").iterdir()} == FILES
     assert "without output scaling" in done.out
-    assert "+2.50 [-3.85, +8.85]" in done.out, "2 and 3: mean 2.5, half width 12.706 * 0.7071 / sqrt(2)"
+    assert "+2.50 [-3.85, +8.85], n = 2" in done.out, (
+        "2 and 3: mean 2.5, half width 12.706 * 0.7071 / sqrt(2)"
+    )
     assert done.err.startswith("left out: runs/broken: failed: loss is nan\n")
 
 
@@ -122,6 +126,34 @@ def test_unfinished_runs_are_in_the_page_but_in_no_mean(runs: Path, tmp_path: Pa
     assert f"{runs}/broken: failed: loss is nan" in page
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_lacks_characters(
+    encoding: str, tmp_path: Path, start: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are replaced there; the files have them, in UTF-8."""
+    names = {"data.tokenizer": "Слова ± é"}
+    write_run(tmp_path / "runs" / "a", config("a"), result(120), history())
+    write_run(tmp_path / "runs" / "b", config("b", **names), result(121), history())
+    terminal = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding))
+    done = start(tmp_path, "vary=[data.tokenizer]")
+    sys.stdout.flush()
+    assert done.status == 0, done.err
+    assert "tokenizer ???" in terminal.getvalue().decode(encoding)
+    for name in ("table.md", "table.tex", "table.csv", "runs.csv", "report.html"):
+        assert names["data.tokenizer"][:3] in (tmp_path / "comparison" / name).read_text("utf-8")
+
+
+def test_files_are_written_before_anything_is_printed(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Called without the command's own replacement of characters, printing fails; the files are there."""
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    with pytest.raises(UnicodeEncodeError):
+        compare_runs(settings(tmp_path, runs))
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+
+
 def test_names_in_the_terminal_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", config("[red]a[/red]"), result(120), history())
     odd = config("[/nothing]", 1, **OFF["init"], **{"optimizer.name": "[bold]x[/bold]"})
@@ -149,10 +181,10 @@ def test_upload_logs_the_same_table_and_pictures(
         items(record.history.item) for record in records if record.WhichOneof("record_type") == "history"
     ]
     media = path.parent / "files"
-    table = json.loads((media / row["variants.path"]).read_text())
-    assert table["columns"] == list(COLUMNS)
-    assert table["data"] == cells(comparison)
-    for name in ("perplexity", "heads", "training"):
+    for made in text_tables(comparison):
+        table = json.loads((media / row[f"{made.name}.path"]).read_text())
+        assert (table["columns"], table["data"]) == (list(made.columns), made.rows)
+    for name in ("curves", "perplexity", "heads", "training"):
         logged = (media / row[f"pictures/{name}.path"]).read_bytes()
         assert logged == (tmp_path / "out" / f"{name}.png").read_bytes()
     summary: dict[str, Any] = {}

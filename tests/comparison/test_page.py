@@ -11,12 +11,13 @@ import pytest
 from PIL import Image
 from support.made_up import OFF, config, history, result
 
-from allattn.comparison.compared_run import LeftOut, compared_run
-from allattn.comparison.comparison import Comparison, compare
+from allattn.comparison.compared_run import LeftOut, finished_run
+from allattn.comparison.side_by_side import Comparison, side_by_side
 from allattn.comparison.page import html_page
-from allattn.comparison.pictures import draw_pictures, svg
+from allattn.comparison.pictures import draw_pictures
+from allattn.pictures.drawing import svg
 from allattn.comparison.runs_local import read_local_runs
-from allattn.comparison.tables import cells, run_cells
+from allattn.comparison.tables import run_cells, text_tables
 
 SCRIPT = "<script>document.title='taken'</script><img src=x onerror=alert(1)>"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -49,31 +50,31 @@ class Read(HTMLParser):
 @pytest.fixture(scope="module")
 def page(study: Path) -> str:
     runs, left_out = read_local_runs([study])
-    return page_of(compare(runs, [*left_out, LeftOut("runs/late", "unfinished")]))
+    return page_of(side_by_side(runs, [*left_out, LeftOut("runs/late", "unfinished")]))
 
 
 @pytest.fixture(scope="module")
 def hostile() -> str:
     """A page of runs whose name, place and settings are markup."""
     runs = [
-        compared_run(SCRIPT, f"runs/{SCRIPT}", config(SCRIPT, 1), result(120), history()),
-        compared_run("b", "runs/b", config("b", 2, **{"data.tokenizer": SCRIPT}), result(121), history()),
-        compared_run("c", "runs/c", config("c", 1, **OFF["init"]), result(122), history()),
-        compared_run("d", "runs/d", config("d", 2), result(121), history()),
+        finished_run(SCRIPT, f"runs/{SCRIPT}", config(SCRIPT, 1), result(120), history()),
+        finished_run("b", "runs/b", config("b", 2, **{"data.tokenizer": SCRIPT}), result(121), history()),
+        finished_run("c", "runs/c", config("c", 1, **OFF["init"]), result(122), history()),
+        finished_run("d", "runs/d", config("d", 2), result(121), history()),
     ]
-    return page_of(compare(runs, [LeftOut(f"x {SCRIPT}", f"failed: {SCRIPT}")], ["data.tokenizer"]))
+    return page_of(side_by_side(runs, [LeftOut(f"x {SCRIPT}", f"failed: {SCRIPT}")], ["data.tokenizer"]))
 
 
 def test_everything_is_in_the_page(page: str, study: Path) -> None:
-    comparison = compare(*read_local_runs([study]))
+    comparison = side_by_side(*read_local_runs([study]))
     read = Read(page)
-    for row in [*cells(comparison), *run_cells(comparison)]:
+    for row in [*(row for table in text_tables(comparison) for row in table.rows), *run_cells(comparison)]:
         assert all(cell in read.text for cell in row)
     assert "runs/late: unfinished" in read.text
     assert "optimizer.learning_rate" in read.text, "shared settings"
     assert "gates.lambda_max" in read.text
     assert "gates.output_scaling" not in read.text, "not shared"
-    assert read.tags.count("img") == 3
+    assert read.tags.count("img") == 4
     assert all(value for tag, name, value in read.attributes if (tag, name) == ("img", "alt"))
 
 
@@ -95,12 +96,12 @@ def test_names_are_text(hostile: str) -> None:
     read = Read(hostile)
     assert read.text.count(SCRIPT) >= 6, "run, place, variant twice, left out and why"
     assert "script" not in read.tags
-    assert read.tags.count("img") == 3
+    assert read.tags.count("img") == 4
 
 
 def test_the_page_is_the_same_at_each_writing(page: str, study: Path) -> None:
     runs, _ = read_local_runs([study])
-    assert page_of(compare(runs, [LeftOut("runs/late", "unfinished")])) == page
+    assert page_of(side_by_side(runs, [LeftOut("runs/late", "unfinished")])) == page
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")

@@ -12,16 +12,17 @@ from PIL import Image
 from support.study_fixtures import PERPLEXITIES
 from support.made_up import DENSE_LAYERS, PER_HEAD, config, history, result
 
-from allattn.comparison.compared_run import compared_run
-from allattn.comparison.comparison import Comparison, compare
-from allattn.comparison.pictures import draw_pictures, png, svg
+from allattn.comparison.compared_run import finished_run
+from allattn.comparison.side_by_side import Comparison, side_by_side
+from allattn.comparison.pictures import draw_pictures
+from allattn.pictures.drawing import png, svg
 from allattn.comparison.runs_local import read_local_runs
 
 
 @pytest.fixture(scope="module")
 def comparison(study: Path) -> Comparison:
     runs, left_out = read_local_runs([study])
-    return compare(runs, left_out)
+    return side_by_side(runs, left_out)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_perplexity_shows_every_run_and_the_papers_points(figures: dict[str, Fig
     for axes in (own, paper):
         assert "parameters of the layers, without the embedding side" in axes.get_xlabel()
         assert "test perplexity" in axes.get_ylabel()
-    assert legend(own)[:2] == ["dense, before pruning", "full method"]
+    assert legend(own)[:2] == ["dense, before pruning (All-attention)", "full method (All-attention, pruned)"]
     assert len(legend(own)) == len(legend(paper)) == 6
     assert "WikiText-103" in paper.get_title()
     assert "not published" in paper.get_xlabel()
@@ -95,10 +96,10 @@ def test_training_shows_curves_with_the_warm_up_and_the_freeze(figures: dict[str
 def test_every_variant_has_its_own_look() -> None:
     """Also where there are more variants than colours."""
     runs = [
-        compared_run(str(i), str(i), config(**{"gates.lambda_max": 0.01 * i}), result(100 + i), history())
+        finished_run(str(i), str(i), config(**{"gates.lambda_max": 0.01 * i}), result(100 + i), history())
         for i in range(1, 21)
     ]
-    drawn = draw_pictures(compare(runs, []))
+    drawn = draw_pictures(side_by_side(runs, []))
     curves = {(line.get_color(), line.get_linestyle()) for line in drawn["training"].axes[0].lines[:20]}
     means = {(line.get_color(), line.get_marker()) for line in drawn["perplexity"].axes[0].lines[1:]}
     assert len(curves) == len(means) == 20
@@ -125,9 +126,9 @@ def test_a_setting_with_dollar_signs_is_no_formula() -> None:
     """matplotlib would refuse the first, which is no formula it knows."""
     names = {"data.tokenizer": r"$\nosuchthing$", "trainer.precision": "$x_1$"}
     runs = [
-        compared_run("a", "a", config("a"), result(120), history()),
-        compared_run("b", "b", config("b", **names), result(121), history()),
-        compared_run("c", "c", config("c", 2), result(121), history()),
+        finished_run("a", "a", config("a"), result(120), history()),
+        finished_run("b", "b", config("b", **names), result(121), history()),
+        finished_run("c", "c", config("c", 2), result(121), history()),
     ]
-    for figure in draw_pictures(compare(runs, [], list(names))).values():
+    for figure in draw_pictures(side_by_side(runs, [], list(names))).values():
         assert png(figure)

@@ -11,10 +11,10 @@ from support.made_up import LABELS, OFF, config, history, result
 from support.wandb_stand_in import StandIn, StandInRun, serve
 
 from allattn.errors import InputError
-from allattn.comparison.comparison import compare
+from allattn.comparison.side_by_side import side_by_side
 from allattn.comparison.runs_local import read_local_runs
 from allattn.comparison.runs_wandb import PAGE, read_wandb_runs
-from allattn.comparison.tables import cells, run_cells
+from allattn.comparison.tables import run_cells, text_tables
 from allattn.training.flat_names import flat
 
 PATH = "someone/study"
@@ -52,9 +52,9 @@ def test_a_study_reads_as_from_its_folders(stand_in: StandIn, study: Path) -> No
         for seed, value in by_seed.items():
             run = logged(f"{variant}-{seed}", value, seed, **OFF[variant], ablation=LABELS[variant])
             stand_in.runs.append(run)
-    comparison = compare(*read_wandb_runs(PATH, "study"))
-    local = compare(*read_local_runs([study]))
-    assert cells(comparison) == cells(local)
+    comparison = side_by_side(*read_wandb_runs(PATH, "study"))
+    local = side_by_side(*read_local_runs([study]))
+    assert text_tables(comparison) == text_tables(local)
     without_place = [row[:-1] for row in run_cells(comparison)]
     assert without_place == [row[:-1] for row in run_cells(local)]
     assert comparison.warnings == local.warnings == []
@@ -91,13 +91,13 @@ def test_history_is_read_whole(stand_in: StandIn, exported: int) -> None:
     for _ in range(2):
         (run,), _ = read_wandb_runs(PATH)
         assert len(run.history) == 5_000
-        row = compare([run], []).rows[1]
+        row = side_by_side([run], []).rows[1]
         assert row.best is not None
         assert row.last is not None
         assert (row.best.perplexity.mean, row.best.steps) == (24.17, [3_333])
         assert (row.last.perplexity.mean, row.last.steps) == (25.90, [4_999])
-        assert "24.17 @ 3,333" in cells(compare([run], []))[1]
-        assert "25.90 @ 4,999" in cells(compare([run], []))[1]
+        assert "24.17 @ 3,333" in text_tables(side_by_side([run], []))[0].rows[1]
+        assert "25.90 @ 4,999" in text_tables(side_by_side([run], []))[0].rows[1]
 
 
 def test_rows_that_a_resumed_run_logged_again_count_once(stand_in: StandIn) -> None:

@@ -68,8 +68,19 @@ def config(name: str = "run", seed: int = 1, **changes: Any) -> dict[str, Any]:
     return values
 
 
-def result(perplexity: float, kept: int = 12, dense: float = 100.0, **text: Any) -> dict[str, Any]:
-    """A run's result; `kept` of 16 heads stay, the first layers lose theirs first."""
+def result(
+    perplexity: float,
+    kept: int = 12,
+    dense: float = 100.0,
+    family: str = "All-attention",
+    size: int = DENSE_LAYERS,
+    microseconds: float | None = None,
+    **text: Any,
+) -> dict[str, Any]:
+    """A run's result; `kept` of 16 heads stay, the first layers lose theirs first.
+
+    `size` is the dense layers' parameters; a head takes `microseconds` per token.
+    """
     gone = LAYERS * HEADS - kept
     layers = [max(0, HEADS - max(0, gone - HEADS * layer)) for layer in range(LAYERS)]
     corpus = {"vocabulary_hash": "v" * 64, "data_fingerprint": "f" * 64, "vocabulary_size": 500}
@@ -77,8 +88,10 @@ def result(perplexity: float, kept: int = 12, dense: float = 100.0, **text: Any)
     tokens = text.get("tokens_scored", 999)
 
     def model(value: float, heads: list[int]) -> dict[str, Any]:
-        parameters = DENSE_LAYERS - (LAYERS * HEADS - sum(heads)) * PER_HEAD
-        return {
+        parameters = size - (LAYERS * HEADS - sum(heads)) * PER_HEAD
+        timed = {} if microseconds is None else {"layer_microseconds_per_token": microseconds * sum(heads)}
+        return timed | {
+            "family": family,
             "parameters": {
                 "layers": parameters,
                 "embedding_side": EMBEDDING,
@@ -93,10 +106,20 @@ def result(perplexity: float, kept: int = 12, dense: float = 100.0, **text: Any)
 
     return {
         "stage": "prune",
+        "steps": 400,
         "corpus": corpus,
         "dense": model(dense, [HEADS] * LAYERS),
         "pruned": model(perplexity, layers),
         "environment": {"git_revision": "abc", "versions": {"torch": "2.9.0"}},
+    }
+
+
+def dense_run(perplexity: float, seed: int = 1, **about: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings and result of a pretraining run; `about` as `result` takes it."""
+    settings = config("dense", seed) | {"model": {"layers": LAYERS}}
+    record = result(1, dense=perplexity, **about) | {"stage": "pretrain", "steps": 1_600}
+    return {name: value for name, value in settings.items() if name != "gates"}, {
+        name: value for name, value in record.items() if name != "pruned"
     }
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allattn.errors import InputError
-from allattn.comparison.comparison import Comparison
-from allattn.comparison.tables import COLUMNS, RUN_COLUMNS, cells, run_cells
+from allattn.comparison.side_by_side import Comparison
+from allattn.comparison.tables import RUN_COLUMNS, run_cells, text_tables
 from allattn.training.config import WandbMode
 from allattn.training.loggers import has_login, is_offline
 
@@ -78,13 +78,16 @@ def log_summary_run(
         ) as run:
             run.log(
                 {
-                    "variants": wandb.Table(list(COLUMNS), cells(comparison)),
+                    **{
+                        table.name: wandb.Table(list(table.columns), table.rows)
+                        for table in text_tables(comparison)
+                    },
                     "runs": wandb.Table(list(RUN_COLUMNS), run_cells(comparison)),
                     **{f"pictures/{name}": wandb.Image(str(path)) for name, path in pictures.items()},
                 }
             )
             run.summary.update(
-                {f"test_perplexity/{row.variant}": row.test.mean for row in comparison.rows}
+                {f"test_perplexity/{row.label}": row.test.mean for row in comparison.rows}
                 | {"warnings": comparison.warnings}
                 | {"left_out": [f"{left.where}: {left.why}" for left in comparison.left_out]}
             )
