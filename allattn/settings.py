@@ -88,11 +88,20 @@ class PruneSettings(RunSettings):
         return self.schedule.steps - (0 if gates.selection is Selection.l0 else gates.freeze_step)
 
 
+@dataclass
+class PrepareSettings:
+    """Settings of `allattn prepare`."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    progress: bool = True
+
+
 def register() -> None:
-    """Make the schemas known to Hydra; conf/train.yaml and conf/prune.yaml start from them."""
+    """Make the schemas known to Hydra; the files of the same names in conf/ start from them."""
     store = ConfigStore.instance()
     store.store("pretrain_settings", PretrainSettings)
     store.store("prune_settings", PruneSettings)
+    store.store("prepare_settings", PrepareSettings)
 
 
 def pretrain_settings(config: DictConfig) -> PretrainSettings:
@@ -123,6 +132,20 @@ def prune_settings(config: DictConfig) -> PruneSettings:
     assert isinstance(settings, PruneSettings)
     _check_run(settings)
     check_gates(settings.gates, settings.schedule.steps)
+    return settings
+
+
+def prepare_settings(config: DictConfig) -> PrepareSettings:
+    """Typed and checked settings of `allattn prepare`.
+
+    Raises:
+        InputError: a setting contradicts another.
+    """
+    settings = OmegaConf.to_object(config)
+    assert isinstance(settings, PrepareSettings)
+    if settings.data.source is Source.checkpoint:
+        raise InputError("data=checkpoint has been prepared where it was trained on: name the text itself")
+    check_data(settings.data)
     return settings
 
 

@@ -9,6 +9,7 @@ from allattn.commands.run_command import BAD_INPUT, run_command
 COMMANDS = {  # each is the module of its name; it is imported when it is called
     "train": "pretrain an All-attention language model",
     "prune": "learn gates on a pretrained model, remove the closed heads, fine-tune",
+    "prepare": "read, check and encode a text before a run needs it",
     "evaluate": "perplexity of a model, dense or pruned",
     "generate": "text that a model writes on from a prompt",
     "heads": "the heads that a model keeps and what that saves",
