@@ -47,6 +47,14 @@ def test_rooms_import_only_earlier_ones() -> None:
     assert checked > 30
 
 
+def test_the_drawing_shows_the_rooms_in_order() -> None:
+    """docs/contributing.md draws what the code holds to."""
+    page = (PACKAGE.parent / "docs" / "contributing.md").read_text(encoding="utf-8")
+    drawing = page.split("```text\n")[1].split("```")[0]
+    drawn = [name for line in drawing.splitlines() for name in line.split("  ")[0].split(", ")]
+    assert [name.strip() for name in drawn if name.strip(" |")] == ORDER
+
+
 def test_one_room_draws() -> None:
     """matplotlib is imported in pictures/ alone."""
     for path in sorted(PACKAGE.rglob("*.py")):
