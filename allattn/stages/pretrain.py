@@ -59,7 +59,7 @@ def pretrain(settings: PretrainSettings) -> dict[str, Any]:
         if not is_first_process():
             return {}
         saved = load_model(run.folder.last)  # what was saved is scored, not what is in memory
-        return run.conclude({"steps": saved.meta["step"]}, {"dense": run.score("dense", saved.model)})
+        return run.conclude({"steps": saved.meta["step"]}, run.measure({"dense": saved.model}))
 
 
 def _sized(model: ModelConfig, corpus: Corpus) -> ModelConfig:

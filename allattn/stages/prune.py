@@ -5,14 +5,11 @@ last.ckpt, and every process goes on from it.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from allattn.data.segments import Segment
 from allattn.errors import InputError
 from allattn.files import file_hash
 from allattn.model.config import model_config_from_dict
@@ -23,23 +20,19 @@ from allattn.pruning.phase import Phase
 from allattn.pruning.selection import select_heads
 from allattn.pruning.surgery import plan_removal
 from allattn.randomness import generator
-from allattn.record.timing import layer_seconds_per_token
 from allattn.settings import PruneSettings
 from allattn.stages.run import Run, open_run
 from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoint_text import corpus_of, text_record
 from allattn.training.checkpoints import has_gates, read_checkpoint, write_checkpoint
-from allattn.training.config import EvaluationMode, check_distances
+from allattn.training.config import check_distances
 from allattn.training.cutting import cut_checkpoint, freeze_plan
 from allattn.training.loading import build_model, checked_tokenizer, load_model
 from allattn.training.loggers import wandb_runs
 from allattn.training.resumable_settings import Changes, refuse_late_changes
 from allattn.training.run_folder import result_line
 from allattn.training.runner import check_precision, scoring_device
-from allattn.training.scoring import evaluation_stream
 from allattn.training.world import is_first_process
-
-TIMED_SEGMENTS = 4
 
 
 def prune(settings: PruneSettings) -> dict[str, Any]:
@@ -133,7 +126,7 @@ def _remove_heads(run: Run[PruneSettings], dense: _Dense) -> None:
         uncut = run.task(model, FrozenGates(model.config)).checkpoint()
         gates = select_heads(
             model.to(scoring_device(settings.trainer)),
-            ((segment.inputs, segment.targets) for segment in _valid_segments(run, model)),
+            ((segment.inputs, segment.targets) for segment in run.valid_segments(model.config)),
             settings.gates,
             generator(settings.seed, "selection"),
         )
@@ -154,12 +147,6 @@ def _conclude(run: Run[PruneSettings], dense: _Dense) -> dict[str, Any]:
     """Score and time the dense model and what was saved beside each other; the result."""
     settings = run.settings
     saved = load_model(run.folder.last)
-    models = {"dense": dense.model(), "pruned": saved.model}
-    records = {name: run.score(name, model) for name, model in models.items()}
-    segments = list(islice(_valid_segments(run, models["dense"]), TIMED_SEGMENTS))
-    times = layer_seconds_per_token(list(models.values()), segments)
-    for record, seconds in zip(records.values(), times, strict=True):
-        record["layer_microseconds_per_token"] = 1e6 * seconds
     about = {
         "steps": saved.meta["step"],
         "ablation": settings.ablation,
@@ -169,10 +156,4 @@ def _conclude(run: Run[PruneSettings], dense: _Dense) -> dict[str, Any]:
         "target_sparsity": settings.gates.target_sparsity,
         "dense_hash": dense.hash,
     }
-    return run.conclude(about, records)
-
-
-def _valid_segments(run: Run[PruneSettings], model: AllAttentionLM) -> Iterable[Segment]:
-    """The validation text with memory carried, whatever the mode of evaluation."""
-    settings = replace(run.settings.eval, mode=EvaluationMode.memory)
-    return evaluation_stream(model.config, run.corpus, "valid", settings)
+    return run.conclude(about, run.measure({"dense": dense.model(), "pruned": saved.model}))

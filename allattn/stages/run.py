@@ -1,32 +1,35 @@
-"""What both stages do with a run: take its folder, go on from its last checkpoint, fit, score, conclude."""
+"""What both stages do with a run: take its folder, go on from its last checkpoint, fit, measure, conclude."""
 
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from lightning.pytorch.loggers import Logger
 
 from allattn.data.corpus import Corpus
-from allattn.data.segments import check_lengths
+from allattn.data.segments import Segment, check_lengths
 from allattn.data.vocabulary import save_tokenizer
 from allattn.errors import InputError
 from allattn.files import user_path, write_atomically
-from allattn.model.config import model_config_from_dict
+from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.objective import Objective
 from allattn.pruning.phase import Phase
 from allattn.record.articles import articles_record
 from allattn.record.result import corpus_record, model_record
 from allattn.record.result_table import print_result
+from allattn.record.timing import layer_seconds_per_token
 from allattn.settings import Resume, RunSettings, plain
 from allattn.training.artifacts import forget_artifact
 from allattn.training.checkpoints import AFTER_GATES, read_resumable
+from allattn.training.config import EvaluationMode
 from allattn.training.environment import environment
 from allattn.training.language_task import LanguageTask
 from allattn.training.loading import build_model
@@ -34,18 +37,19 @@ from allattn.training.loggers import finish_loggers, log_result, make_loggers
 from allattn.training.resumable_settings import TEXT, chosen, listed
 from allattn.training.run_folder import RunFolder, open_run_folder
 from allattn.training.runner import fit, scoring_device, training_core
-from allattn.training.scoring import score_split
+from allattn.training.scoring import evaluation_stream, score_split
 from allattn.training.wandb_variables import with_variables
 from allattn.training.world import is_first_process, joined
 
 WAIT = timedelta(minutes=30)  # for the first process, as torch's processes wait for each other
 LOOK_AGAIN_SECONDS = 0.2
+TIMED_SEGMENTS = 4
 
 Settings = TypeVar("Settings", bound=RunSettings)
 
 
 class Run(Generic[Settings]):
-    """An open run: `begin` it on a text, `start_logging`, `fit`, `score`, `conclude`.
+    """An open run: `begin` it on a text, `start_logging`, `fit`, `measure`, `conclude`.
 
     Attributes:
         settings: of the run.
@@ -161,16 +165,23 @@ class Run(Generic[Settings]):
                 raise InputError(f"{self.folder.last}: the first process {ended}; start the run again")
             time.sleep(LOOK_AGAIN_SECONDS)
 
-    def score(self, name: str, model: AllAttentionLM) -> dict[str, Any]:
-        """What the result says of a model: sizes, and its scores on valid and test, on the run's device."""
-        settings = self.settings
-        model.to(scoring_device(settings.trainer))
-        scores = {
-            split: score_split(model, self.corpus, split, settings.eval, progress=settings.trainer.progress)
-            for split in ("valid", "test")
-        }
-        self.articles[name] = articles_record(scores)
-        return model_record(model, scores, settings.eval)
+    def valid_segments(self, model: ModelConfig) -> Iterable[Segment]:
+        """The validation text for a model of these sizes, memory carried, whatever the mode of evaluation."""
+        settings = replace(self.settings.eval, mode=EvaluationMode.memory)
+        return evaluation_stream(model, self.corpus, "valid", settings)
+
+    def measure(self, models: dict[str, AllAttentionLM]) -> dict[str, dict[str, Any]]:
+        """What the result says of each model: sizes, scores on valid and test, time of the layers.
+
+        All on the run's device, the times in turn.
+        """
+        records = {name: self._score(name, model) for name, model in models.items()}
+        first, *_ = models.values()
+        segments = list(islice(self.valid_segments(first.config), TIMED_SEGMENTS))
+        times = layer_seconds_per_token(list(models.values()), segments)
+        for record, seconds in zip(records.values(), times, strict=True):
+            record["layer_microseconds_per_token"] = 1e6 * seconds
+        return records
 
     def conclude(self, about: dict[str, Any], models: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """Write and print the result: what is true of every run, `about`, and the record of each model."""
@@ -195,6 +206,16 @@ class Run(Generic[Settings]):
         self.folder.write_result(result)  # the last: a kill before it repeats the rest
         print_result(settings.name, result["corpus"], models)
         return result
+
+    def _score(self, name: str, model: AllAttentionLM) -> dict[str, Any]:
+        settings = self.settings
+        model.to(scoring_device(settings.trainer))
+        scores = {
+            split: score_split(model, self.corpus, split, settings.eval, progress=settings.trainer.progress)
+            for split in ("valid", "test")
+        }
+        self.articles[name] = articles_record(scores)
+        return model_record(model, scores, settings.eval)
 
     def _stands_in(self, phase: Phase) -> bool:
         if not self.folder.last.exists():

@@ -93,6 +93,12 @@ def test_result_is_that_of_the_saved_checkpoints(walk: Walk, dense_run: RunFolde
     assert walk.result["dense"]["test"] == reported["test"], "the dense model scores as after its training"
 
 
+def test_dense_runs_time_their_layers_too(walk: Walk, dense_run: RunFolder) -> None:
+    reported = json.loads(dense_run.result.read_text())
+    for record in (reported["dense"], walk.result["dense"], walk.result["pruned"]):
+        assert record["layer_microseconds_per_token"] > 0
+
+
 @pytest.mark.parametrize(("core", "computed"), [("auto", "recompute"), ("plain", "plain")])
 def test_a_run_says_and_records_its_core(
     runs: Any, capsys: pytest.CaptureFixture[str], core: str, computed: str
