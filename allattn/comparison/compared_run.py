@@ -52,7 +52,7 @@ class ModelFacts:
         return sum(map(len, self.heads_kept))
 
     def is_same(self, other: "ModelFacts") -> bool:
-        """By the checkpoint's hash; where a result lacks it, by the score, which varies in its last digits."""
+        """By the checkpoint's hash; where a result lacks it, by the score but for its last digits."""
         if self.checkpoint_hash is not None and other.checkpoint_hash is not None:
             return self.checkpoint_hash == other.checkpoint_hash
         return math.isclose(self.perplexity, other.perplexity, rel_tol=1e-4)

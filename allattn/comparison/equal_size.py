@@ -68,7 +68,9 @@ def asked_size(placed: Sequence[PlacedRun], at: At, at_sparsity: float | None) -
     """
     full = [each for each in placed if each.method == FULL]
     if at_sparsity is None:
-        usual = [each.run.pruned for each in full if each.variant == FULL] or [each.run.pruned for each in full]
+        usual = [each.run.pruned for each in full if each.variant == FULL] or [
+            each.run.pruned for each in full
+        ]
         sizes = [found for model in usual if (found := size(model, at)) is not None]
         return statistics.fmean(sizes) if sizes else None
     heads = float(heads_to_keep(at_sparsity, placed[0].run.dense.heads_total))

@@ -18,7 +18,9 @@ def html_page(comparison: Comparison, pictures: dict[str, bytes]) -> str:
         pictures: SVG by name.
     """
     loader = PackageLoader("allattn.comparison", ".")
-    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.jinja")
+    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(
+        "page.html.jinja"
+    )
     return template.render(
         title=TITLE,
         tokens=comparison.runs[0].text[2],

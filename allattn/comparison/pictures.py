@@ -19,8 +19,9 @@ from allattn.pictures.training import Line, Mark, TrainingLines, draw_training
 _PARAMETERS = "parameters of the layers, without the embedding side"
 
 CAPTIONS = {
-    "curves": "Test perplexity against size, a curve per method: single runs, and mean and standard deviation "
-    "over seeds at the sizes that all of a method's seeds reach. Dotted: the size of the table at equal size.",
+    "curves": "Test perplexity against size, a curve per method: single runs, and mean and standard "
+    "deviation over seeds at the sizes that all of a method's seeds reach. Dotted: the size of the table "
+    "at equal size.",
     "perplexity": "Test perplexity against the layers' parameters and measured time, by family, dense and "
     "pruned: these runs, and the published ones on axes of their own (another text, a larger model).",
     "heads": "Heads kept in each layer, for each run.",
@@ -66,7 +67,10 @@ def _size_curves(comparison: Comparison) -> list[SizeCurve]:
             SizeCurve(
                 row.label,
                 [(size, model.perplexity) for each in curves for size, model in each.models],
-                [(size, over.mean, 0 if math.isnan(over.deviation) else over.deviation) for size, over in middles],
+                [
+                    (size, over.mean, 0 if math.isnan(over.deviation) else over.deviation)
+                    for size, over in middles
+                ],
             )
         )
     return drawn
@@ -88,7 +92,13 @@ def _points(row: Row, at: At) -> Points:
     middle = (statistics.fmean(x for x, _ in runs), statistics.fmean(y for _, y in runs))
     kind = [row.models[0].family, "pruned" if row.pruned else "dense"]
     unsaid = ", ".join(word for word in kind if word not in row.label)
-    return Points(row.label, f"{row.label} ({unsaid})" if unsaid else row.label, runs, middle if row.pruned else None, star=not row.pruned)
+    return Points(
+        row.label,
+        f"{row.label} ({unsaid})" if unsaid else row.label,
+        runs,
+        middle if row.pruned else None,
+        star=not row.pruned,
+    )
 
 
 def _published_panel(comparison: Comparison) -> Panel:

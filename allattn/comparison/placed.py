@@ -58,9 +58,7 @@ def place(
         pretraining: pretraining runs on the same text.
         vary: settings other than the gates' whose values make variants.
     """
-    everyone = sorted(
-        [*runs, *pretraining], key=lambda run: (run.dense.family, -run.dense.layer_parameters)
-    )
+    everyone = sorted([*runs, *pretraining], key=lambda run: (run.dense.family, -run.dense.layer_parameters))
     names = dict(
         zip((run.where for run in everyone), model_names([run.dense for run in everyone]), strict=True)
     )
@@ -72,9 +70,7 @@ def place(
         )
     ]
     order = list(dict.fromkeys(names.values()))  # large models first
-    placed.sort(
-        key=lambda each: (order.index(each.model), variant_order(each.variant), each.run.seed)
-    )
+    placed.sort(key=lambda each: (order.index(each.model), variant_order(each.variant), each.run.seed))
     return placed, *_dense_models(placed, pretraining, names)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from allattn.errors import InputError, first_line
 from allattn.comparison.compared_run import (
     Damaged,
     FinishedRun,
@@ -17,13 +16,14 @@ from allattn.comparison.compared_run import (
     is_pretraining_run,
     is_pruning_run,
 )
+from allattn.errors import InputError, first_line
 from allattn.training.metrics import read_metrics
 
 
 def read_local_runs(
     folders: Iterable[Path], group: str | None = None
 ) -> tuple[list[FinishedRun], list[LeftOut]]:
-    """Finished runs below the folders, pruned and dense, and the others with the reason why they take no part.
+    """Finished runs below the folders, pruned and dense, and the others with the reason for it.
 
     Args:
         folders: looked through with everything below them.

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from allattn.errors import InputError
 from allattn.comparison.compared_run import (
     Damaged,
     FinishedRun,
@@ -13,6 +12,7 @@ from allattn.comparison.compared_run import (
     is_pretraining_run,
     is_pruning_run,
 )
+from allattn.errors import InputError
 from allattn.training.loggers import has_login
 
 PAGE = 50  # runs per request
@@ -46,7 +46,11 @@ def read_wandb_runs(path: str, group: str | None = None) -> tuple[list[FinishedR
         api = wandb.Api(overrides={"entity": entity, "project": project})
         filters = {} if group is None else {"group": group}
         for run in api.runs(path, filters=filters, order="+created_at", per_page=PAGE, lazy=False):
-            if run.job_type != "prune" and not is_pruning_run(run.config) and not is_pretraining_run(run.config):
+            if (
+                run.job_type != "prune"
+                and not is_pruning_run(run.config)
+                and not is_pretraining_run(run.config)
+            ):
                 continue
             where = f"{path}/{run.id}"
             try:

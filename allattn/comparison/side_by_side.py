@@ -155,4 +155,8 @@ def _scored_otherwise(run: ComparedRun, dense: Sequence[DenseRun]) -> list[str]:
         settings = {name: value for name, value in run.settings.items() if name.startswith("eval.")}
         return {name: value for name, value in settings.items() if name != "eval.interval"}
 
-    return [f"{each.name}, a dense run, was evaluated by other settings" for each in dense if how(each) != how(run)]
+    return [
+        f"{each.name}, a dense run, was evaluated by other settings"
+        for each in dense
+        if how(each) != how(run)
+    ]

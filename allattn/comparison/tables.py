@@ -1,7 +1,8 @@
 """The comparison's tables for terminals, Markdown, LaTeX and CSV.
 
-The writers are a line or three each. pandas' and tabulate's would save none: they leave the signs that Markdown
-reads as they are, set ± and a minus as LaTeX does not, and turn counts beside an unknown one into decimals.
+The writers are a line or three each. pandas' and tabulate's would save none: they leave the signs that
+Markdown reads as they are, set ± and a minus as LaTeX does not, and turn counts beside an unknown one into
+decimals.
 """
 
 import csv
@@ -60,17 +61,18 @@ NOTES = (
     "test perplexity: mean ± standard deviation over seeds",
     "parameters: of the layers = without the embedding side; all = with it",
     "valid. perplexity: of the model with the heads it keeps, so from the freeze on; @ optimizer step",
-    "updates: optimizer steps of the run, for a dense model those of its own training where it is here; tokens "
-    "after the cut: those that the model was trained on with the heads it keeps",
-    "at equal size: each seed's perplexity is read off that seed's own runs of the method, with straight lines "
-    "between neighbouring sizes, and never beyond the smallest and the largest; of parameters and time, "
-    "sizes within 1 % count as equal",
+    "updates: optimizer steps of the run, for a dense model those of its own training where it is here; "
+    "tokens after the cut: those that the model was trained on with the heads it keeps",
+    "at equal size: each seed's perplexity is read off that seed's own runs of the method, with straight "
+    "lines between neighbouring sizes, and never beyond the smallest and the largest; of parameters and "
+    "time, sizes within 1 % count as equal",
     "difference over seeds: mean of test perplexity minus the full method's at the same seed, with its 95 % "
     "confidence interval (Student's t) in brackets, over n seeds",
-    f"difference over the text: of the same seeds' tokens together, with the 95 % interval of {DRAWS:,} redrawn "
-    "texts (paired bootstrap over articles) in brackets; where runs of that very size kept their articles",
-    "paper's: Shim et al., WikiText-103 test, lambda 0.02, not at equal size; another text and a larger model, "
-    f"{PAPER_DENSE[1]} dense and {PAPER_FULL[1]} by the full method",
+    f"difference over the text: of the same seeds' tokens together, with the 95 % interval of {DRAWS:,} "
+    "redrawn texts (paired bootstrap over articles) in brackets; where runs of that very size kept "
+    "their articles",
+    "paper's: Shim et al., WikiText-103 test, lambda 0.02, not at equal size; another text and a larger "
+    f"model, {PAPER_DENSE[1]} dense and {PAPER_FULL[1]} by the full method",
 )
 
 
@@ -258,7 +260,7 @@ CsvValue = str | int | float | None
 
 
 def csv_tables(comparison: Comparison) -> dict[str, str]:
-    """The numbers of every table, and of every run, in full precision by file name; what is not known is empty."""
+    """The numbers of every table, and of every run, in full precision by file name; the unknown is empty."""
     tables = {
         "table.csv": [_numbers(row) for row in comparison.rows],
         "equal_size.csv": [_equal_numbers(row, comparison.at) for row in comparison.equal],

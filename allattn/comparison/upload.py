@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from allattn.errors import InputError
 from allattn.comparison.side_by_side import Comparison
 from allattn.comparison.tables import RUN_COLUMNS, run_cells, text_tables
+from allattn.errors import InputError
 from allattn.training.config import WandbMode
 from allattn.training.loggers import has_login, is_offline
 

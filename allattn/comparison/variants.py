@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from allattn.comparison.compared_run import ComparedRun, ModelFacts
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.techniques import TECHNIQUES, techniques_off
-from allattn.comparison.compared_run import ComparedRun, ModelFacts
 
 FULL = "full method"
 NONE_OF_THREE = "without all three"

@@ -19,7 +19,9 @@ def test_paired_difference_worked_by_hand() -> None:
     assert found.half_width == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
 
 
-@pytest.mark.parametrize(("pairs", "quantile"), [(2, 12.706205), (11, 2.228139), (29, 2.048407), (121, 1.979930)])
+@pytest.mark.parametrize(
+    ("pairs", "quantile"), [(2, 12.706205), (11, 2.228139), (29, 2.048407), (121, 1.979930)]
+)
 def test_student_quantiles_are_those_of_printed_tables(pairs: int, quantile: float) -> None:
     values = {seed: float(seed % 5) for seed in range(pairs)}
     found = paired_difference(values, dict.fromkeys(values, 0.0))
@@ -44,7 +46,9 @@ def test_the_text_interval_is_that_of_all_seeds_tokens_together() -> None:
     """Seed 9 has no pair; the nats of the others are added up by article."""
     ones = {1: articles(11, 12, 14), 2: articles(12, 13, 13), 9: articles(90, 90, 90)}
     others = {1: articles(10, 12, 13), 2: articles(11, 13, 14)}
-    together = [ByArticle("articles", np.array(nats), np.full(3, 20)) for nats in ([23.0, 25, 27], [21.0, 25, 27])]
+    together = [
+        ByArticle("articles", np.array(nats), np.full(3, 20)) for nats in ([23.0, 25, 27], [21.0, 25, 27])
+    ]
     assert text_interval(ones, others) == perplexity_difference(*together)
 
 

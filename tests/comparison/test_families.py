@@ -16,7 +16,9 @@ HALF = DENSE_LAYERS - 8 * PER_HEAD  # parameters of the layers with 8 of 16 head
 
 def pruned(name: str, seed: int, perplexity: float, kept: int = 8, **about: Any) -> FinishedRun:
     settings = config(name, seed, checkpoint=f"{about.get('family', 'ours')}-{seed}")
-    return finished_run(f"{name}-{seed}", f"{name}-{seed}", settings, result(perplexity, kept, **about), history())
+    return finished_run(
+        f"{name}-{seed}", f"{name}-{seed}", settings, result(perplexity, kept, **about), history()
+    )
 
 
 def dense(name: str, seed: int, perplexity: float, **about: Any) -> FinishedRun:
@@ -25,7 +27,7 @@ def dense(name: str, seed: int, perplexity: float, **about: Any) -> FinishedRun:
 
 @pytest.fixture(scope="module")
 def architectures() -> Comparison:
-    """Two seeds: All-attention dense and pruned to half; Transformer-XL dense and pruned, and a narrow one."""
+    """Two seeds: All-attention dense and pruned to half; Transformer-XL dense, pruned and narrow."""
     runs = []
     for seed in (1, 2):
         runs += [
@@ -39,7 +41,9 @@ def architectures() -> Comparison:
 
 def test_both_families_stand_in_one_table_dense_and_pruned(architectures: Comparison) -> None:
     large, narrow = f"{XL} of {DENSE_LAYERS:,}", f"{XL} of {HALF + 100:,}"
-    assert {row.label: (row.test.mean, row.layer_parameters, row.layer_microseconds) for row in architectures.rows} == {
+    assert {
+        row.label: (row.test.mean, row.layer_parameters, row.layer_microseconds) for row in architectures.rows
+    } == {
         "All-attention, dense": (101.5, DENSE_LAYERS, 32),
         f"{large}, dense": (104, DENSE_LAYERS, 48),
         f"{narrow}, dense": (118.5, HALF + 100, None),

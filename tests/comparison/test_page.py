@@ -12,12 +12,12 @@ from PIL import Image
 from support.made_up import OFF, config, history, result
 
 from allattn.comparison.compared_run import LeftOut, finished_run
-from allattn.comparison.side_by_side import Comparison, side_by_side
 from allattn.comparison.page import html_page
 from allattn.comparison.pictures import draw_pictures
-from allattn.pictures.drawing import svg
 from allattn.comparison.runs_local import read_local_runs
+from allattn.comparison.side_by_side import Comparison, side_by_side
 from allattn.comparison.tables import run_cells, text_tables
+from allattn.pictures.drawing import svg
 
 SCRIPT = "<script>document.title='taken'</script><img src=x onerror=alert(1)>"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

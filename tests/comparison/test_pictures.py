@@ -9,14 +9,14 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from support.study_fixtures import PERPLEXITIES
 from support.made_up import DENSE_LAYERS, PER_HEAD, config, history, result
+from support.study_fixtures import PERPLEXITIES
 
 from allattn.comparison.compared_run import finished_run
-from allattn.comparison.side_by_side import Comparison, side_by_side
 from allattn.comparison.pictures import draw_pictures
-from allattn.pictures.drawing import png, svg
 from allattn.comparison.runs_local import read_local_runs
+from allattn.comparison.side_by_side import Comparison, side_by_side
+from allattn.pictures.drawing import png, svg
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.made_up import config, history, result, write_run
 
-from allattn.errors import InputError
 from allattn.comparison.runs_local import read_local_runs
+from allattn.errors import InputError
 
 
 @pytest.fixture

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.study_fixtures import PERPLEXITIES
 from support.made_up import LABELS, OFF, config, history, result
+from support.study_fixtures import PERPLEXITIES
 from support.wandb_stand_in import StandIn, StandInRun, serve
 
-from allattn.errors import InputError
-from allattn.comparison.side_by_side import side_by_side
 from allattn.comparison.runs_local import read_local_runs
 from allattn.comparison.runs_wandb import PAGE, read_wandb_runs
+from allattn.comparison.side_by_side import side_by_side
 from allattn.comparison.tables import run_cells, text_tables
+from allattn.errors import InputError
 from allattn.training.flat_names import flat
 
 PATH = "someone/study"

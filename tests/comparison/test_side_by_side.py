@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.study_fixtures import PERPLEXITIES
 from support.made_up import DENSE_LAYERS, EMBEDDING, OFF, PER_HEAD, config, history, result
+from support.study_fixtures import PERPLEXITIES
 
-from allattn.errors import InputError
 from allattn.comparison.compared_run import ComparedRun, finished_run
 from allattn.comparison.published import PAPER_DIFFERENCES
 from allattn.comparison.rows import DENSE, Row
-from allattn.comparison.side_by_side import Comparison, side_by_side
 from allattn.comparison.runs_local import read_local_runs
+from allattn.comparison.side_by_side import Comparison, side_by_side
 from allattn.comparison.tables import RUN_COLUMNS, run_cells
+from allattn.errors import InputError
 
 NAMES = {
     "full": "full method",

@@ -7,14 +7,14 @@ import statistics
 from pathlib import Path
 
 import pytest
-from support.study_fixtures import PERPLEXITIES
-from support.made_up import config, history, result
 from rich.console import Console
+from support.made_up import config, history, result
+from support.study_fixtures import PERPLEXITIES
 
-from allattn.comparison.curves import At
 from allattn.comparison.compared_run import Damaged, finished_run
-from allattn.comparison.side_by_side import Comparison, side_by_side
+from allattn.comparison.curves import At
 from allattn.comparison.runs_local import read_local_runs
+from allattn.comparison.side_by_side import Comparison, side_by_side
 from allattn.comparison.tables import (
     COLUMNS,
     csv_tables,

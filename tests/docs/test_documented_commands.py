@@ -104,7 +104,9 @@ def made_small(words: list[str], places: dict[str, str]) -> list[str]:
         small = {name: value for name, value in small.items() if name in given}
     if given.get("data.tokenizer") == "bpe":
         given["data.vocabulary_size"] = "300"
-    if given.get("study", "").startswith("ablation"):  # it fixes the warm-up: as short as an experiment has it
+    if given.get("study", "").startswith(
+        "ablation"
+    ):  # it fixes the warm-up: as short as an experiment has it
         small |= {"experiment": "demo", "gates.freeze_step": "75", "schedule.steps": "76"}
         del small["gates.lambda_warmup_steps"]
     settings = given | {name: value.format(**places) for name, value in small.items()}
