@@ -46,6 +46,30 @@ def test_the_lambda_study(jobs: Jobs) -> None:
     assert [job.gates.lambda_max for job in jobs("-m", "study=lambda")] == [0.01, 0.015, 0.02]
 
 
+def test_two_commands_train_and_prune_both_families(composed: CommandLine) -> None:
+    """Three dense models per seed; of two of them a pruned one beside them, in one W&B group."""
+    models = ["small", "small_transformer_xl", "small_transformer_xl_narrow"]
+    dense = composed(
+        "train", "-m", "experiment=small", "name=architectures", f"model={','.join(models)}", "seed=1,2"
+    )
+    assert dense.status == 0, dense.err
+    places = {(job.name, job.seed) for job in dense.seen}
+    assert places == {
+        (f"architectures/model-{model}+seed-{seed}", seed) for model in models for seed in (1, 2)
+    }
+    both = ",".join(f"runs/architectures/model-{m}+seed-${{seed}}/checkpoints/last.ckpt" for m in models[:2])
+    pruned = composed(
+        "prune", "-m", "experiment=small", "name=architectures", f"checkpoint={both}", "seed=1,2"
+    )
+    assert pruned.status == 0, pruned.err
+    assert {(job.checkpoint, job.seed) for job in pruned.seen} == {
+        (f"runs/{name}/checkpoints/last.ckpt", seed) for name, seed in places if "narrow" not in name
+    }
+    assert len({job.name for job in [*dense.seen, *pruned.seen]}) == 10
+    assert {job.logger.group for job in [*dense.seen, *pruned.seen]} == {"architectures"}
+    assert not any("$" in job.name for job in pruned.seen)
+
+
 def test_the_selection_study_keeps_one_sparsity(jobs: Jobs) -> None:
     seen = jobs("-m", "study=selection", "gates.target_sparsity=0.5")
     assert [job.gates.selection.value for job in seen] == ["l0", "random", "magnitude", "gradient"]

@@ -1,11 +1,13 @@
 """Reading runs from folders: what takes part, what is named instead, and why."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.made_up import config, history, result, write_run
+from support.made_up import config, dense_run, history, result, write_run
 
+from allattn.comparison.compared_run import ComparedRun, DenseRun
 from allattn.comparison.runs_local import read_local_runs
 from allattn.errors import InputError
 
@@ -114,6 +116,27 @@ def test_dense_runs_and_files_of_tools_are_no_pruning_runs(good: Path) -> None:
     write_run(good / "good" / ".hydra", config("copy"), None, None)
     runs, left_out = read_local_runs([good])
     assert ([run.name for run in runs], left_out) == (["good"], [])
+
+
+def test_dense_runs_are_read_too(good: Path) -> None:
+    """Without metrics: a comparison reads none of theirs."""
+    write_run(good / "dense", *dense_run(99.0, 3, family="Transformer-XL"), None)
+    (run,) = [run for run in read_local_runs([good])[0] if isinstance(run, DenseRun)]
+    assert (run.seed, run.updates) == (3, 1_600)
+    assert (run.dense.family, run.dense.perplexity) == ("Transformer-XL", 99.0)
+
+
+def test_the_articles_beside_a_result_are_read_and_damaged_ones_named(good: Path) -> None:
+    kept = {"unit": "articles", "nats": [10.5, 2.0], "tokens": [3, 1]}
+    path = good / "good" / "articles.json"
+    path.write_text(json.dumps({"dense": {"valid": kept}, "pruned": {"test": kept}}))
+    _, left_out = read_local_runs([good])
+    assert [run.why for run in left_out] == ["its articles.json cannot be read"], "dense has no test"
+    path.write_text(json.dumps({"pruned": {"test": kept}}))
+    (run,), _ = read_local_runs([good])
+    assert isinstance(run, ComparedRun)
+    assert run.pruned.articles is not None
+    assert (run.pruned.articles.nats.tolist(), run.dense.articles) == ([10.5, 2.0], None)
 
 
 def test_a_folder_may_be_called_wandb(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.made_up import LABELS, OFF, config, history, result
+from support.made_up import LABELS, OFF, config, dense_run, history, result
 from support.study_fixtures import PERPLEXITIES
 from support.wandb_stand_in import StandIn, StandInRun, serve
 
+from allattn.comparison.compared_run import DenseRun
 from allattn.comparison.runs_local import read_local_runs
 from allattn.comparison.runs_wandb import PAGE, read_wandb_runs
 from allattn.comparison.side_by_side import side_by_side
@@ -123,6 +124,16 @@ def test_only_the_groups_pruning_runs_are_read(stand_in: StandIn) -> None:
     stand_in.runs += [dense, summary, logged("other", 1, group="later"), logged("own", 120)]
     runs, left_out = read_wandb_runs(PATH, "study")
     assert ([run.name for run in runs], left_out) == (["own"], [])
+
+
+def test_dense_runs_are_read_too(stand_in: StandIn) -> None:
+    settings, record = dense_run(99.0, 3, family="Transformer-XL")
+    summary = dict(flat(record, "/"))
+    stand_in.runs.append(logged("dense", 1, job_type="pretrain", config=settings, summary=summary))
+    (run,), left_out = read_wandb_runs(PATH, "study")
+    assert isinstance(run, DenseRun)
+    assert (run.seed, run.dense.family, run.dense.perplexity) == (3, "Transformer-XL", 99.0)
+    assert left_out == []
 
 
 def test_unfinished_runs_and_runs_without_metrics_are_named(stand_in: StandIn) -> None:
