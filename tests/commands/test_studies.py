@@ -49,18 +49,13 @@ def test_the_lambda_study(jobs: Jobs) -> None:
 def test_two_commands_train_and_prune_both_families(composed: CommandLine) -> None:
     """Three dense models per seed; of two of them a pruned one beside them, in one W&B group."""
     models = ["small", "small_transformer_xl", "small_transformer_xl_narrow"]
-    dense = composed(
-        "train", "-m", "experiment=small", "name=architectures", f"model={','.join(models)}", "seed=1,2"
-    )
+    dense = composed("train", "-m", "study=architectures_dense", "experiment=small", "seed=1,2")
     assert dense.status == 0, dense.err
     places = {(job.name, job.seed) for job in dense.seen}
     assert places == {
         (f"architectures/model-{model}+seed-{seed}", seed) for model in models for seed in (1, 2)
     }
-    both = ",".join(f"runs/architectures/model-{m}+seed-${{seed}}/checkpoints/last.ckpt" for m in models[:2])
-    pruned = composed(
-        "prune", "-m", "experiment=small", "name=architectures", f"checkpoint={both}", "seed=1,2"
-    )
+    pruned = composed("prune", "-m", "study=architectures", "experiment=small", "seed=1,2")
     assert pruned.status == 0, pruned.err
     assert {(job.checkpoint, job.seed) for job in pruned.seen} == {
         (f"runs/{name}/checkpoints/last.ckpt", seed) for name, seed in places if "narrow" not in name

@@ -18,6 +18,7 @@ ELSEWHERE = {  # what runs it
     "python tests/baselines.py": "tests/test_baselines.py",
     "python tests/reliability/fault_script.py": "tests/reliability/test_faults.py",
     "allattn benchmark": "tests/benchmark/test_command.py",
+    "python prune.py -m study=architectures": "tests/commands/test_studies.py",
     "allattn compare": "tests/commands/test_compare_command.py",
 }
 SHELL = ("export ", "cd ")
