@@ -42,6 +42,16 @@ def test_the_ablation_study_is_the_five_variants_times_the_seeds(jobs: Jobs) -> 
     }
 
 
+def test_the_ablation_at_a_target_is_the_same_five_at_one_sparsity(jobs: Jobs) -> None:
+    seen = jobs("-m", "study=ablation_at_target", "seed=1,2")
+    assert {(job.ablation, job.seed) for job in seen} == {(v, s) for v in VARIANTS for s in (1, 2)}
+    assert {job.gates.target_sparsity for job in seen} == {0.438}
+    assert {job.gates.lambda_warmup_steps for job in seen if job.ablation == "no_lambda_warmup"} == {0}
+    assert {job.logger.group for job in seen} == {"ablation-at-target"}
+    other = jobs("-m", "study=ablation_at_target", "gates.target_sparsity=0.5")
+    assert {job.gates.target_sparsity for job in other} == {0.5}
+
+
 def test_the_lambda_study(jobs: Jobs) -> None:
     assert [job.gates.lambda_max for job in jobs("-m", "study=lambda")] == [0.01, 0.015, 0.02]
 

@@ -131,6 +131,15 @@ class TestController:
         gates = gates_at([30.0, 30.0, 30.0], [-30.0], [])
         assert float(gates.expected_sparsity()) == pytest.approx(0.25)
 
+    def test_without_lambda_warm_up_the_whole_target_counts_from_the_first_step(self) -> None:
+        """With it target and multiplier rise from nothing missing and from 0."""
+        missing = 0.438 - 0.1192029  # less what pi = 2 closes by itself
+        for steps, first in ((50, 0.0), (0, 0.1 * 5 * missing)):
+            gates = gates_at([2.0] * 4, lambda_max=0.1, lambda_warmup_steps=steps, target_sparsity=0.438)
+            assert float(gates.weight(0)) == pytest.approx(first, abs=1e-6)
+            gates.end_step(0)
+            assert float(gates.lagrange) == pytest.approx(first * 2 / 16_000, abs=1e-8)
+
     def test_multiplier_integrates_what_is_missing(self) -> None:
         gates = gates_at([0.0, 0.0], lambda_max=0.1, target_gain=5.0, freeze_step=100, target_sparsity=0.7)
         gates.end_step(0)
