@@ -83,9 +83,10 @@ class PruneSettings(RunSettings):
 
     @property
     def last_step(self) -> int:
-        """Without learned gates, only the steps that follow a gate phase."""
+        """As many without learned gates as with them, unless gates.selection_steps says otherwise."""
         gates = self.gates
-        return self.schedule.steps - (0 if gates.selection is Selection.l0 else gates.freeze_step)
+        own = None if gates.selection is Selection.l0 else gates.selection_steps
+        return self.schedule.steps if own is None else own
 
 
 @dataclass
@@ -132,6 +133,11 @@ def prune_settings(config: DictConfig) -> PruneSettings:
     assert isinstance(settings, PruneSettings)
     _check_run(settings)
     check_gates(settings.gates, settings.schedule.steps)
+    if settings.schedule.warmup_steps > settings.last_step:
+        raise InputError(
+            f"schedule.warmup_steps={settings.schedule.warmup_steps} is not in "
+            f"0..gates.selection_steps={settings.last_step}"
+        )
     return settings
 
 

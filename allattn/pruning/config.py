@@ -20,6 +20,7 @@ class Selection(Enum):
     random = "random"
     magnitude = "magnitude"  # norm of WO_i times the head's output norm on validation text
     gradient = "gradient"  # expected |dL / d gate| on validation text (Michel et al. 2019)
+    iterative = "iterative"  # gradient, scored anew before each of several removals with training between
 
 
 class Scope(Enum):
@@ -49,6 +50,20 @@ class GatesConfig:
     target_gain: float = 5.0  # controlled lambda per unit of missing sparsity, in multiples of lambda_max
     selection: Selection = Selection.l0
     scope: Scope = Scope.all_layers
+    selection_steps: int | None = None  # optimizer steps of the others than l0; None = schedule.steps
+    iterations: int = 4  # removals of the iterative selection, at equal distances from the first step on
+
+
+def removal_steps(config: GatesConfig, last_step: int) -> list[int]:
+    """Optimizer steps after which heads are removed, in a run of `last_step` steps.
+
+    Learned gates decide at the freeze. The others begin with a removal, so that the same number of updates
+    follows or, where the selection is iterative, is shared out evenly behind each.
+    """
+    if config.selection is Selection.l0:
+        return [config.freeze_step]
+    removals = config.iterations if config.selection is Selection.iterative else 1
+    return [done * last_step // removals for done in range(removals)]
 
 
 def check_gates(config: GatesConfig, steps: int) -> None:
@@ -69,7 +84,8 @@ def check_gates(config: GatesConfig, steps: int) -> None:
             f"gates.freeze_step={config.freeze_step} lies before the end of "
             f"gates.lambda_warmup_steps={config.lambda_warmup_steps}: freeze later or warm up faster"
         )
-    if config.freeze_step > steps:
+    learned = config.selection is Selection.l0
+    if learned and config.freeze_step > steps:
         raise InputError(
             f"gates.freeze_step={config.freeze_step} lies beyond schedule.steps={steps}: "
             "freeze earlier or train longer"
@@ -77,18 +93,22 @@ def check_gates(config: GatesConfig, steps: int) -> None:
     target = config.target_sparsity
     if target is not None and not 0 <= target < 1:
         raise InputError(f"gates.target_sparsity={target}: must lie in [0, 1)")
-    if target is None and config.selection is not Selection.l0:
+    if target is None and not learned:
         raise InputError(
             f"gates.selection={config.selection.value} needs gates.target_sparsity, the share of heads to go"
         )
-    if config.scope is not Scope.all_layers and config.selection is Selection.l0:
+    if config.scope is not Scope.all_layers and learned:
         raise InputError(f"gates.scope={config.scope.value} has no effect with gates.selection=l0")
-    if target is not None and config.lambda_max == 0 and config.selection is Selection.l0:
+    if target is not None and config.lambda_max == 0 and learned:
         raise InputError("gates.target_sparsity needs gates.lambda_max above 0: it scales the controller")
-    if config.selection is not Selection.l0 and config.freeze_step == steps:
+    for name in ("selection_steps", "iterations"):
+        if (value := getattr(config, name)) is not None and value < 1:
+            raise InputError(f"gates.{name}={value}: must be at least 1")
+    own = steps if config.selection_steps is None else config.selection_steps
+    if config.selection is Selection.iterative and config.iterations > own:
         raise InputError(
-            f"gates.selection={config.selection.value} fine-tunes for schedule.steps - gates.freeze_step "
-            f"steps, but both are {steps}: train longer or freeze earlier"
+            f"gates.iterations={config.iterations}: no step of {own} is left between some of the removals; "
+            "take fewer, or train longer"
         )
     if config.target_gain <= 0:
         raise InputError(f"gates.target_gain={config.target_gain}: must be positive")

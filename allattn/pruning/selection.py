@@ -1,4 +1,4 @@
-"""Other ways to choose heads, for comparison with the learned gates: random, magnitude, gradient.
+"""Other ways to choose heads, for comparison with the learned gates: random, magnitude, gradient, iterative.
 
 Each gives every head present a score; the lowest go. Removal and fine-tuning are the same as for the gates.
 """
@@ -17,25 +17,33 @@ Batches = Iterable[tuple[Tensor, Tensor]]  # consecutive (inputs, targets) segme
 
 
 def select_heads(
-    model: AllAttentionLM, batches: Batches, config: GatesConfig, noise: torch.Generator
+    model: AllAttentionLM, batches: Batches, config: GatesConfig, keep: int, noise: torch.Generator
 ) -> list[Tensor]:
-    """0/1 gates, one (h,) vector per layer: the heads to keep by `config.selection` at the target sparsity.
+    """0/1 gates, one (h,) vector per layer: the heads to keep by `config.selection`.
 
     Args:
         model: on any device.
         batches: the text that scores are taken on.
-        config: selection, scope, target_sparsity.
+        config: selection, scope.
+        keep: how many, over all layers.
         noise: of the random selection.
     """
-    assert config.target_sparsity is not None
     if config.selection is Selection.random:
         scores = random_scores(model.config.heads_present, noise)
     elif config.selection is Selection.magnitude:
         scores = magnitude_scores(model, batches)
     else:
         scores = gradient_scores(model, batches)
-    keep = heads_to_keep(config.target_sparsity, model.config.heads_kept_total)
     return keep_highest(scores, keep, config.scope)
+
+
+def heads_after(target_sparsity: float, heads: int, removal: int, removals: int) -> int:
+    """How many of `heads` stay after each of several removals of nearly the same size: 1, 2, ..., `removals`.
+
+    The last one leaves what one removal alone would leave.
+    """
+    gone = heads - heads_to_keep(target_sparsity, heads)
+    return heads - round(gone * removal / removals)
 
 
 def random_scores(heads: Sequence[int], noise: torch.Generator) -> list[Tensor]:

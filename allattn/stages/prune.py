@@ -1,7 +1,7 @@
 """Pruning: a trained model -> decide which heads stay -> cut -> fine-tune -> both models' scores.
 
-Whatever decides, learned gates or scores of the heads, the first process writes the cut checkpoint as
-last.ckpt, and every process goes on from it.
+Whatever decides, learned gates or scores of the heads, and however often: the first process writes the cut
+checkpoint as last.ckpt, and every process goes on from it.
 """
 
 import math
@@ -12,13 +12,13 @@ from typing import Any
 
 from allattn.errors import InputError
 from allattn.files import file_hash
-from allattn.model.config import model_config_from_dict
+from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
-from allattn.pruning.config import Selection
+from allattn.pruning.config import Selection, removal_steps
 from allattn.pruning.objective import FrozenGates, learned_gates
 from allattn.pruning.phase import Phase
-from allattn.pruning.selection import select_heads
-from allattn.pruning.surgery import plan_removal
+from allattn.pruning.selection import heads_after, select_heads
+from allattn.pruning.surgery import RemovalPlan, plan_removal
 from allattn.randomness import generator
 from allattn.settings import PruneSettings
 from allattn.stages.run import Run, open_run
@@ -27,6 +27,7 @@ from allattn.training.checkpoint_text import corpus_of, text_record
 from allattn.training.checkpoints import has_gates, read_checkpoint, write_checkpoint
 from allattn.training.config import check_distances
 from allattn.training.cutting import cut_checkpoint, freeze_plan
+from allattn.training.language_task import LanguageTask
 from allattn.training.loading import build_model, checked_tokenizer, load_model
 from allattn.training.loggers import wandb_runs
 from allattn.training.resumable_settings import Changes, refuse_late_changes
@@ -38,8 +39,8 @@ from allattn.training.world import is_first_process
 def prune(settings: PruneSettings) -> dict[str, Any]:
     """Decide which heads stay, remove the others, fine-tune, score, write result.json; the result.
 
-    A finished run in the same folder is not run again; an unfinished one goes on, in either phase. Processes
-    other than the first return an empty result.
+    A finished run in the same folder is not run again; an unfinished one goes on, before and after any
+    removal. Processes other than the first return an empty result.
 
     Raises:
         InputError: settings, checkpoint, text or run folder cannot be used.
@@ -61,13 +62,14 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
         for wandb in wandb_runs(run.loggers):
             wandb.uses(settings.checkpoint)
 
-        if run.state is None or has_gates(run.state):
-            if settings.gates.selection is Selection.l0:
-                _learn_gates(run, dense)
-            if is_first_process():
-                _remove_heads(run, dense)
-            run.go_on_from(Phase.fine_tune)
-        _fine_tune(run)
+        cuts = removal_steps(settings.gates, settings.last_step)
+        for cut, step in enumerate(cuts, 1):
+            if run.cuts < cut:
+                _train(run, dense, step)
+                if is_first_process():
+                    _remove_heads(run, dense, cut, len(cuts))
+                run.go_on_from(cut)
+        _train(run, dense, settings.last_step)
 
         if not is_first_process():
             return {}
@@ -82,10 +84,14 @@ class _Dense:
     checkpoint: dict[str, Any]
     hash: str  # of the file
 
+    @property
+    def config(self) -> ModelConfig:
+        """Its sizes."""
+        return model_config_from_dict(self.checkpoint["allattn"]["model"])
+
     def model(self) -> AllAttentionLM:
         """Built anew from the checkpoint."""
-        config = model_config_from_dict(self.checkpoint["allattn"]["model"])
-        return build_model(config, self.checkpoint["state_dict"], self.path)
+        return build_model(self.config, self.checkpoint["state_dict"], self.path)
 
     def must_be_of(self, path: Path, record: dict[str, Any], changed: Changes) -> None:
         """Refuse to take up the pruning run of another dense model, whose `record` lies at `path`."""
@@ -107,40 +113,60 @@ def _read_dense(settings: PruneSettings) -> _Dense:
     return _Dense(path, checkpoint, file_hash(path))
 
 
-def _learn_gates(run: Run[PruneSettings], dense: _Dense) -> None:
-    """Train weights and gates together up to the freeze."""
-    model = dense.model() if run.state is None else run.saved_model()
-    gates = run.settings.gates
-    run.fit(run.task(model, learned_gates(gates, model.config, run.settings.seed)), gates.freeze_step)
+def _task(run: Run[PruneSettings], dense: _Dense) -> LanguageTask:
+    """The model as the run has it now, and the objective that its heads follow."""
+    model, settings = dense.model() if run.state is None else run.saved_model(), run.settings
+    if settings.gates.selection is Selection.l0 and not run.cuts:
+        return run.task(model, learned_gates(settings.gates, model.config, settings.seed))
+    return run.task(model, FrozenGates(model.config))
 
 
-def _remove_heads(run: Run[PruneSettings], dense: _Dense) -> None:
-    """Write the cut checkpoint as last.ckpt; with learned gates, gates.ckpt keeps the one before."""
-    settings = run.settings
-    if settings.gates.selection is Selection.l0:
-        uncut = read_checkpoint(run.folder.last)
-        plan = freeze_plan(uncut)
+def _train(run: Run[PruneSettings], dense: _Dense, until: int) -> None:
+    """Train up to optimizer step `until`: weights and gates together, or what a removal has left."""
+    run.fit(_task(run, dense), until)
+
+
+def _remove_heads(run: Run[PruneSettings], dense: _Dense, cut: int, cuts: int) -> None:
+    """Write the cut checkpoint as last.ckpt; with learned gates, gates.ckpt keeps the one before.
+
+    Args:
+        run: that goes on from it.
+        dense: the model before the first removal.
+        cut: the how-many-th removal this is, from 1.
+        cuts: how many there are.
+    """
+    last = run.folder.last
+    uncut = read_checkpoint(last) if last.exists() else _task(run, dense).checkpoint()
+    if has_gates(uncut):
         write_checkpoint(run.folder.gates, uncut)
+        plan = freeze_plan(uncut)
     else:
-        model = dense.model()
-        uncut = run.task(model, FrozenGates(model.config)).checkpoint()
-        gates = select_heads(
-            model.to(scoring_device(settings.trainer)),
-            ((segment.inputs, segment.targets) for segment in run.valid_segments(model.config)),
-            settings.gates,
-            generator(settings.seed, "selection"),
-        )
-        plan = plan_removal(model.config, gates, settings.gates.output_scaling)
-    cut = cut_checkpoint(uncut, plan)
-    cut["allattn"]["best"] = math.inf  # scores of the larger model do not count for the smaller one
-    write_checkpoint(run.folder.last, cut)
+        plan = _selected(run, uncut, dense.config.heads_kept_total, cut, cuts)
+    after = cut_checkpoint(uncut, plan)
+    after["allattn"] |= {
+        "best": math.inf,  # scores of the larger model do not count for the smaller one
+        "cuts": cut,
+        "cut_step": uncut["allattn"]["step"],
+        "cut_tokens": _tokens_seen(run.settings, uncut["allattn"]),
+    }
+    write_checkpoint(last, after)
     print(plan)
 
 
-def _fine_tune(run: Run[PruneSettings]) -> None:
-    """Train what is left; without gates, for as many steps as follow a gate phase."""
-    model = run.saved_model()
-    run.fit(run.task(model, FrozenGates(model.config)), run.settings.last_step)
+def _selected(run: Run[PruneSettings], uncut: dict[str, Any], heads: int, cut: int, cuts: int) -> RemovalPlan:
+    """The removal number `cut` of `cuts` by the scores of the heads, of a model that once had `heads`."""
+    settings, gates = run.settings, run.settings.gates
+    assert gates.target_sparsity is not None
+    config = model_config_from_dict(uncut["allattn"]["model"])
+    model = build_model(config, uncut["state_dict"], run.folder.last)
+    selected = select_heads(
+        model.to(scoring_device(settings.trainer)),
+        ((segment.inputs, segment.targets) for segment in run.valid_segments(config)),
+        gates,
+        heads_after(gates.target_sparsity, heads, cut, cuts),
+        generator(settings.seed, "selection"),
+    )
+    return plan_removal(model.config, selected, gates.output_scaling)
 
 
 def _conclude(run: Run[PruneSettings], dense: _Dense) -> dict[str, Any]:
@@ -149,6 +175,7 @@ def _conclude(run: Run[PruneSettings], dense: _Dense) -> dict[str, Any]:
     saved = load_model(run.folder.last)
     about = {
         "steps": saved.meta["step"],
+        **_after_last_cut(settings, saved.meta),
         "ablation": settings.ablation,
         "selection": settings.gates.selection.value,
         "scope": settings.gates.scope.value,
@@ -157,3 +184,24 @@ def _conclude(run: Run[PruneSettings], dense: _Dense) -> dict[str, Any]:
         "dense_hash": dense.hash,
     }
     return run.conclude(about, run.measure({"dense": dense.model(), "pruned": saved.model}))
+
+
+def _after_last_cut(settings: PruneSettings, meta: dict[str, Any]) -> dict[str, int]:
+    """Updates that the model took with the heads it keeps, and tokens that they read.
+
+    Where an earlier version removed the heads, `meta` of the last checkpoint does not say when that was, but
+    the settings do.
+    """
+    step = meta.get("cut_step", removal_steps(settings.gates, settings.last_step)[0])
+    tokens = meta.get("cut_tokens", _tokens_seen(settings, {"step": step}))
+    return {
+        "updates_after_cut": meta["step"] - step,
+        "tokens_after_cut": _tokens_seen(settings, meta) - tokens,
+    }
+
+
+def _tokens_seen(settings: PruneSettings, meta: dict[str, Any]) -> int:
+    """Training tokens read up to a checkpoint; one of format 1 does not say."""
+    schedule = settings.schedule
+    tokens: int = meta.get("tokens_seen", meta["step"] * schedule.batch_size * schedule.segment_length)
+    return tokens

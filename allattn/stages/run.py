@@ -28,7 +28,7 @@ from allattn.record.result_table import print_result
 from allattn.record.timing import layer_seconds_per_token
 from allattn.settings import Resume, RunSettings, plain
 from allattn.training.artifacts import forget_artifact
-from allattn.training.checkpoints import AFTER_GATES, read_resumable
+from allattn.training.checkpoints import AFTER_CUT, AFTER_GATES, cuts_done, read_resumable
 from allattn.training.config import EvaluationMode
 from allattn.training.environment import environment
 from allattn.training.language_task import LanguageTask
@@ -79,6 +79,11 @@ class Run(Generic[Settings]):
     def step(self) -> int:
         """Optimizer steps done in `state`."""
         return 0 if self.state is None else self.state["allattn"]["step"]
+
+    @property
+    def cuts(self) -> int:
+        """How often heads had been removed in `state`."""
+        return 0 if self.state is None else cuts_done(self.state)
 
     def begin(self, corpus: Corpus, record: dict[str, Any]) -> None:
         """Take the text, read the last checkpoint if there is one, and write the vocabulary beside it.
@@ -131,14 +136,14 @@ class Run(Generic[Settings]):
         return build_model(config, self.state["state_dict"], self.folder.last)
 
     def task(self, model: AllAttentionLM, objective: Objective) -> LanguageTask:
-        """A task on `model` with this run's settings; its checkpoints keep what `state` knows of gates."""
+        """A task on `model` with this run's settings; its checkpoints keep what `state` knows of removals."""
         settings, meta = self.settings, {} if self.state is None else self.state["allattn"]
-        history = {name: meta[name] for name in AFTER_GATES if name in meta}
+        history = {name: meta[name] for name in AFTER_GATES | AFTER_CUT if name in meta}
         return LanguageTask(
             model,
             objective,
             settings.optimizer,
-            settings.schedule,
+            replace(settings.schedule, steps=settings.last_step),
             settings.seed,
             settings.trainer.accumulation,
             self.record | history,
@@ -150,14 +155,14 @@ class Run(Generic[Settings]):
             steps = range(self.step, last_step)
             fit(task, self.corpus, self.folder, self.settings, self.loggers, steps)
 
-    def go_on_from(self, phase: Phase) -> None:
-        """Take up last.ckpt when it is of `phase`: the first process has written it, the others wait for it.
+    def go_on_from(self, cuts: int) -> None:
+        """Take up last.ckpt with heads removed so often: the first process has written it, the others wait.
 
         Raises:
             InputError: the first process has failed, or has not written it for half an hour.
         """
         until = time.monotonic() + WAIT.total_seconds()
-        while not self._stands_in(phase):
+        while not self._stands_behind(cuts):
             failure = self.folder.failure
             failed = failure.exists() and failure.stat().st_mtime >= self._began  # not an earlier start's
             if failed or time.monotonic() > until:
@@ -217,11 +222,11 @@ class Run(Generic[Settings]):
         self.articles[name] = articles_record(scores)
         return model_record(model, scores, settings.eval)
 
-    def _stands_in(self, phase: Phase) -> bool:
+    def _stands_behind(self, cuts: int) -> bool:
         if not self.folder.last.exists():
             return False
         self.state = read_resumable(self.folder.last)
-        return self.state["allattn"]["phase"] == phase.value
+        return self.cuts >= cuts
 
     def _check_state(self, meta: dict[str, Any], corpus: Corpus) -> None:
         last = self.folder.last

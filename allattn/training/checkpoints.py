@@ -35,6 +35,8 @@ _ENTRIES: dict[str, Any] = {
 _SINCE_2: dict[str, Any] = {"segment_length": int, "tokens_seen": int}  # format 1 has neither
 _RESUMED = ("optimizer_states", "lr_schedulers", "loops", "epoch", "global_step", "pytorch-lightning_version")
 AFTER_GATES: dict[str, Any] = {"pi": list[list[float]], "heads_before": list[list[int]]}
+# How often the run has removed heads, and its steps and tokens at the last time.
+AFTER_CUT: dict[str, Any] = {"cuts": int, "cut_step": int, "cut_tokens": int}
 MODEL_PREFIX, _GATES = "model.", "gates.pi."  # prefixes in the state dict
 
 
@@ -83,7 +85,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: has checkpoint format {version}, this version of allattn reads 1 and {FORMAT_VERSION}; "
             "use the version that wrote it"
         )
-    kinds = _ENTRIES | {name: kind for name, kind in (AFTER_GATES | _SINCE_2).items() if name in meta}
+    known = AFTER_GATES | AFTER_CUT | _SINCE_2
+    kinds = _ENTRIES | {name: kind for name, kind in known.items() if name in meta}
     wrong = [name for name, kind in kinds.items() if name not in meta or not fits_kind(meta[name], kind)]
     if meta.get("phase") not in [phase.value for phase in Phase]:
         wrong.append("phase")
@@ -157,6 +160,13 @@ def model_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in state.items()
         if isinstance(name, str) and name.startswith(MODEL_PREFIX)
     }
+
+
+def cuts_done(checkpoint: dict[str, Any]) -> int:
+    """How often the run that wrote a checkpoint had removed heads; earlier versions did so once at most."""
+    meta = checkpoint["allattn"]
+    cuts: int = meta.get("cuts", 1 if meta["phase"] == Phase.fine_tune.value else 0)
+    return cuts
 
 
 def has_gates(checkpoint: dict[str, Any]) -> bool:

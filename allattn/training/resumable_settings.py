@@ -83,6 +83,8 @@ FIXED = (
     "gates.initial_pi",
     "gates.selection",
     "gates.scope",
+    "gates.selection_steps",
+    "gates.iterations",
     "eval.memory_length",
     "eval.mode",
     "eval.context",

@@ -19,7 +19,7 @@ from allattn.errors import InputError, Interrupted, first_line
 from allattn.model.cores.choose import CORES, choose
 from allattn.training.between_steps import BetweenSteps
 from allattn.training.checkpoint_io import AtomicCheckpointIO
-from allattn.training.config import EvaluationConfig, ScheduleConfig, TrainerConfig
+from allattn.training.config import EvaluationConfig, TrainerConfig
 from allattn.training.display import step_display
 from allattn.training.language_task import LanguageTask
 from allattn.training.run_folder import RunFolder
@@ -93,7 +93,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 class FitSettings(Protocol):
     """The groups of a run's settings that training needs."""
 
-    schedule: ScheduleConfig
     eval: EvaluationConfig
     trainer: TrainerConfig
 
@@ -112,7 +111,7 @@ def fit(
         Interrupted: a signal came; everything up to the last full step is saved.
         InputError: the loss became infinite or NaN.
     """
-    schedule, evaluation, trainer_config = settings.schedule, settings.eval, settings.trainer
+    schedule, evaluation, trainer_config = task.schedule, settings.eval, settings.trainer
     start, last_step = steps.start, steps.stop
 
     def evaluate(running: LanguageTask) -> Score:

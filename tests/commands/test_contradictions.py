@@ -90,6 +90,27 @@ COMPOSED: list[tuple[str, list[str], list[str]]] = [
         ["gates.target_sparsity", "gates.lambda_max"],
     ),
     ("prune", ["gates.selection=random"], ["gates.selection=random", "gates.target_sparsity"]),
+    ("prune", ["gates.selection_steps=0"], ["gates.selection_steps=0"]),
+    (
+        "prune",
+        [
+            "gates.selection=random",
+            "gates.target_sparsity=0.5",
+            "gates.selection_steps=3",
+            "schedule.warmup_steps=4",
+        ],
+        ["schedule.warmup_steps=4", "gates.selection_steps=3"],
+    ),
+    (
+        "prune",
+        [
+            "gates.selection=iterative",
+            "gates.target_sparsity=0.5",
+            "gates.iterations=9",
+            "gates.selection_steps=8",
+        ],
+        ["gates.iterations=9", "of 8"],
+    ),
     ("prune", ["gates.scope=each_layer"], ["gates.scope=each_layer", "gates.selection=l0"]),
     ("train", ["data.vocabulary_size=500"], ["data.vocabulary_size=500", "data.tokenizer=word"]),
     ("train", ["data.folder=text"], ["data.folder=text", "data.source=wikitext103"]),

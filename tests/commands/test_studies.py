@@ -77,8 +77,10 @@ def test_two_commands_train_and_prune_both_families(composed: CommandLine) -> No
 
 def test_the_selection_study_keeps_one_sparsity(jobs: Jobs) -> None:
     seen = jobs("-m", "study=selection", "gates.target_sparsity=0.5")
-    assert [job.gates.selection.value for job in seen] == ["l0", "random", "magnitude", "gradient"]
+    selections = ["l0", "iterative", "gradient", "magnitude", "random"]
+    assert [job.gates.selection.value for job in seen] == selections
     assert {job.gates.target_sparsity for job in seen} == {0.5}
+    assert len({job.last_step for job in seen}) == 1, "as many updates by each"
 
 
 def test_a_study_keeps_a_group_and_a_name_that_were_given(jobs: Jobs) -> None:

@@ -3,22 +3,25 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.run_fixtures import MEASURED, Runs, Stop
+from support.sameness import assert_same
 from torch import Tensor
 
 from allattn.data.corpus import prepare
 from allattn.data.segments import EvaluationStream
 from allattn.model.attention import AllAttention
 from allattn.model.language_model import AllAttentionLM
-from allattn.pruning.config import Scope, Selection
+from allattn.pruning.config import GatesConfig, Scope, Selection, removal_steps
 from allattn.pruning.phase import Phase
 from allattn.pruning.selection import (
     gradient_scores,
+    heads_after,
     keep_highest,
     magnitude_scores,
     random_scores,
@@ -27,6 +30,8 @@ from allattn.pruning.selection import (
 from allattn.randomness import generator
 from allattn.settings import PruneSettings
 from allattn.training.checkpoints import read_checkpoint
+from allattn.training.config import Shape
+from allattn.training.cutting import cut_checkpoint
 from allattn.training.loading import load_model
 from allattn.training.metrics import read_metrics
 from allattn.training.run_folder import RunFolder
@@ -255,7 +260,7 @@ def selected(model: AllAttentionLM, settings: PruneSettings) -> list[Tensor]:
     """The gates that a run of these settings should decide on."""
     text = evaluation_stream(model.config, prepare(replace(settings.data)), "valid", settings.eval)
     batches = [(segment.inputs, segment.targets) for segment in text]
-    return select_heads(model, batches, settings.gates, generator(settings.seed, "selection"))
+    return select_heads(model, batches, settings.gates, 4, generator(settings.seed, "selection"))
 
 
 @pytest.mark.parametrize("scope", Scope)
@@ -273,21 +278,113 @@ def test_run_removes_the_number_and_fine_tunes(
     assert sum(map(len, kept)) == 4
     if scope is Scope.each_layer:
         assert [len(heads) for heads in kept] == [2, 2]
-    assert last["allattn"]["step"] == 10 - 5, "schedule.steps - gates.freeze_step"
+    assert last["allattn"]["step"] == 10, "schedule.steps, as many as with learned gates"
     assert last["allattn"]["phase"] == Phase.fine_tune.value
     assert last["allattn"]["model"]["output_scale"] == [min(4 / max(len(heads), 1), 4) for heads in kept]
     assert not folder.gates.exists()
     rows = read_metrics(folder.metrics)
     assert {row["phase"] for row in rows} == {"fine_tune"}
-    assert len(rows) == 5
+    assert len(rows) == 10
     result = folder.finished()
     assert result is not None
     assert result["selection"] == selection.value
-    assert result["steps"] == 5, "those that were run"
+    assert result["steps"] == result["updates_after_cut"] == 10
+    assert result["tokens_after_cut"] == 10 * 4 * 6
     assert result["pruned"]["heads_kept_total"] == 4
     dense = load_model(dense_run.last).model
     gates = selected(dense, settings)
     assert [layer.nonzero().flatten().tolist() for layer in gates] == kept
+
+
+@pytest.mark.parametrize("steps", [4, 13], ids=["fewer", "more"])
+def test_number_of_updates_may_be_another(runs: Runs, dense_run: RunFolder, steps: int) -> None:
+    """The learning rate takes its whole course over them."""
+    own = {"gates__selection_steps": steps, "schedule__shape": Shape.cosine, "schedule__final_ratio": 0.5}
+    folder = runs.run(runs.pruning("own", dense_run.last, **changes(Selection.magnitude, **own)))
+    rates = [float(row["learning_rate"]) for row in read_metrics(folder.metrics)]
+    assert len(rates) == steps
+    assert (rates[0], rates[-1]) == pytest.approx((0.001, 0.0005))
+    result = folder.finished()
+    assert result is not None
+    assert result["updates_after_cut"] == steps
+
+
+def test_learned_gates_take_the_steps_of_the_schedule(runs: Runs, dense_run: RunFolder) -> None:
+    folder = runs.run(runs.pruning("l0", dense_run.last, gates__selection_steps=3))
+    result = folder.finished()
+    assert result is not None
+    assert (result["steps"], result["updates_after_cut"]) == (10, 5), "the freeze is at step 5"
+    assert result["tokens_after_cut"] == 5 * 4 * 6
+
+
+def test_where_heads_are_removed() -> None:
+    places = {
+        selection: removal_steps(GatesConfig(freeze_step=5, iterations=3, selection=selection), 10)
+        for selection in Selection
+    }
+    assert places[Selection.l0] == [5]
+    assert places[Selection.iterative] == [0, 3, 6]
+    assert all(places[selection] == [0] for selection in OTHERS)
+
+
+def test_each_removal_takes_its_part() -> None:
+    """5 of 9 heads go in four parts; the last leaves what a single removal leaves."""
+    assert [heads_after(0.56, 9, removal, 4) for removal in (1, 2, 3, 4)] == [8, 7, 5, 4]
+    assert heads_after(0.56, 9, 1, 1) == 4
+    assert [heads_after(0.0, 9, removal, 2) for removal in (1, 2)] == [9, 9]
+
+
+def test_iterative_scores_the_trained_model_before_each_removal(
+    runs: Runs, dense_run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 heads, 4 to go, in three parts: 7 stay from the start, 5 from step 3, 4 from step 6."""
+    prune, seen = import_module("allattn.stages.prune"), []
+
+    def select(model: AllAttentionLM, *rest: Any) -> list[Tensor]:
+        gates = select_heads(model, *rest)
+        seen.append((model.config.heads_kept_total, sum(int(layer.sum()) for layer in gates)))
+        folder = runs.at(settings)
+        if folder.last.exists():
+            trained = load_model(folder.last).model.state_dict()
+            assert all(torch.equal(tensor, trained[name]) for name, tensor in model.state_dict().items())
+        return gates
+
+    monkeypatch.setattr(prune, "select_heads", select)
+    settings = runs.pruning("several", dense_run.last, **changes(Selection.iterative, gates__iterations=3))
+    folder = runs.run(settings)
+    assert seen == [(8, 7), (7, 5), (5, 4)]
+    rows = read_metrics(folder.metrics)
+    assert [round(8 * (1 - float(row["sparsity"]))) for row in rows] == [7] * 3 + [5] * 3 + [4] * 4
+    result = folder.finished()
+    assert result is not None
+    assert result["pruned"]["heads_kept_total"] == 4
+    assert (result["steps"], result["updates_after_cut"], result["tokens_after_cut"]) == (10, 4, 4 * 24)
+    meta = read_checkpoint(folder.last)["allattn"]
+    assert meta["model"]["output_scale"] == [
+        min(4 / max(len(heads), 1), 4) for heads in meta["model"]["heads_kept"]
+    ]
+
+
+def test_iterative_goes_on_in_any_round(
+    runs: Runs, dense_run: RunFolder, stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in a round and at a removal's step; crashed before the removal is written and after it."""
+    several = changes(Selection.iterative, gates__iterations=3)
+    whole = runs.run(runs.pruning("whole", dense_run.last, **several))
+    stopped = runs.pruning("stopped", dense_run.last, **several)
+    for step in (1, 3, 5, 9):
+        stop.by_signal(lambda: runs.run(stopped), step)
+    assert_same(runs.run(stopped), whole)
+    crashed = runs.pruning("crashed", dense_run.last, **several)
+    with monkeypatch.context() as patch:
+        cuts = iter([cut_checkpoint])
+        patch.setattr(import_module("allattn.stages.prune"), "cut_checkpoint", lambda *by: next(cuts)(*by))
+        with pytest.raises(StopIteration):
+            runs.run(crashed)
+    assert read_checkpoint(runs.at(crashed).last)["allattn"]["step"] == 3
+    for step in (4, 8):
+        stop.by_crash(lambda: runs.run(crashed), step)
+    assert_same(runs.run(crashed), whole)
 
 
 def test_selections_are_not_all_the_same(
@@ -319,7 +416,7 @@ def test_stopped_run_goes_on_with_the_same_heads(
     again = runs.run(settings)
     left, right = read_checkpoint(whole.last), read_checkpoint(again.last)
     assert left["allattn"]["model"] == right["allattn"]["model"]
-    assert left["global_step"] == right["global_step"] == 5
+    assert left["global_step"] == right["global_step"] == 10
     assert left["state_dict"].keys() == right["state_dict"].keys()
     for name, tensor in left["state_dict"].items():
         assert torch.equal(tensor, right["state_dict"][name]), name

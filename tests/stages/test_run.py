@@ -26,14 +26,14 @@ def waiting(tmp_path: Path, runs: Any) -> Run[Any]:
 def test_no_process_waits_for_one_that_has_failed(waiting: Run[Any]) -> None:
     waiting.folder.failure.write_text("the disk is full\n")
     with pytest.raises(InputError, match=r"the first process has failed \(.*failure\.txt says why\)"):
-        waiting.go_on_from(Phase.fine_tune)
+        waiting.go_on_from(1)
 
 
 def test_waiting_has_an_end(waiting: Run[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "WAIT", timedelta(seconds=0))
     monkeypatch.setattr(run_module, "LOOK_AGAIN_SECONDS", 0.001)
     with pytest.raises(InputError, match=r"last\.ckpt: the first process has not written it for 0:00:00"):
-        waiting.go_on_from(Phase.fine_tune)
+        waiting.go_on_from(1)
 
 
 def test_heads_are_decided_once(

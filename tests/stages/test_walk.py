@@ -15,7 +15,6 @@ from allattn import stages
 from allattn.commands.evaluate import EvaluateSettings, Split, evaluate
 from allattn.data.config import Source
 from allattn.model.config import model_config_from_dict
-from allattn.pruning.phase import Phase
 from allattn.record.articles import articles_from_record
 from allattn.settings import PruneSettings
 from allattn.stages.run import Run
@@ -56,8 +55,8 @@ def walk(
     settings.data = replace(settings.data, source=Source.checkpoint, folder=None)
     go_on, at_freeze = Run.go_on_from, base / "at_freeze.ckpt"
 
-    def copying(self: Run[PruneSettings], phase: Phase) -> None:
-        go_on(self, phase)
+    def copying(self: Run[PruneSettings], cuts: int) -> None:
+        go_on(self, cuts)
         at_freeze.write_bytes(self.folder.last.read_bytes())
 
     with pytest.MonkeyPatch.context() as patch:
