@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 
 def load(path: str | PathLike[str]) -> AllAttentionLM:
-    """A model ready for evaluation, from a checkpoint file or a folder written by `allattn.export`.
+    """A model ready for evaluation, from a checkpoint file or a folder that `allattn export` wrote.
 
     A checkpoint of the gate phase comes with its closed heads removed. Nothing is unpickled but tensors and
     plain values.

@@ -42,7 +42,7 @@ def _peak(
         run()
         return torch.cuda.max_memory_allocated(device) - before
     try:
-        _RESET.write_text("5")  # the highest resident memory so far is forgotten
+        _RESET.write_text("5", encoding="ascii")  # the highest resident memory so far is forgotten
         before = _resident("VmRSS")
         run()
         return _resident("VmHWM") - before
@@ -51,5 +51,7 @@ def _peak(
 
 
 def _resident(entry: str) -> int:
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{entry}:"))
+    line = next(
+        line for line in _STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{entry}:")
+    )
     return int(line.split()[1]) * 1024

@@ -96,9 +96,14 @@ def _check_tokenizer(config: DataConfig) -> None:
         )
     if config.tokenizer == "bpe":
         if config.vocabulary_size is None or config.vocabulary_size < SMALLEST_BPE:
+            given = (
+                ""
+                if config.vocabulary_size is None
+                else f", not data.vocabulary_size={config.vocabulary_size}"
+            )
             raise InputError(
-                f"data.vocabulary_size={config.vocabulary_size}: data.tokenizer=bpe needs a number of "
-                f"at least {SMALLEST_BPE} (256 bytes and <eos>)"
+                f"data.tokenizer=bpe needs data.vocabulary_size, a number of at least {SMALLEST_BPE} (256 "
+                f"bytes and <eos>){given}"
             )
     elif config.vocabulary_size is not None:
         raise InputError(
@@ -109,6 +114,6 @@ def _check_tokenizer(config: DataConfig) -> None:
         raise InputError(f"data.minimum_count={config.minimum_count}: must be at least 1")
     if config.minimum_count > 1 and config.tokenizer != "word":
         raise InputError(
-            f"data.minimum_count={config.minimum_count} has no effect with "
-            f"data.tokenizer={config.tokenizer}: only word takes it"
+            f"data.minimum_count={config.minimum_count} (perhaps the experiment's) has no effect with "
+            f"data.tokenizer={config.tokenizer}: give data.minimum_count=1"
         )

@@ -97,6 +97,13 @@ class FitSettings(Protocol):
     trainer: TrainerConfig
 
 
+def _is_of_the_compiler(error: BaseException) -> bool:
+    """Whether what torch.compile hands a graph on to failed, for want of a C++ compiler or otherwise."""
+    from torch._dynamo.exc import BackendCompilerFailed  # seconds to import; only compiled runs have it
+
+    return isinstance(error, BackendCompilerFailed)
+
+
 def fit(
     task: LanguageTask,
     corpus: Corpus,
@@ -177,6 +184,12 @@ def fit(
                 trainer.strategy.launcher.kill(signal.SIGKILL)
             raise
         except (torch.OutOfMemoryError, RuntimeError) as error:
+            if trainer_config.compile and _is_of_the_compiler(error):
+                reason = first_line(getattr(error, "inner_exception", error))
+                raise InputError(
+                    f"trainer.compile=true: the layers cannot be compiled here ({reason}); install a C++ "
+                    "compiler (g++), or leave trainer.compile out"
+                ) from error
             if not is_out_of_memory(error):
                 raise
             asked = ", with resume=changed" if folder.last.exists() else ""

@@ -30,7 +30,7 @@ def test_refuses_naming_the_settings() -> None:
         (DataConfig(source=Source.files, train_file="a"), ["data.train_file", "data.test_file"]),
         (DataConfig(source=Source.files, folder="x", valid_file="a"), ["data.folder", "data.valid_file"]),
         (DataConfig(source=Source.wikitext103_raw), ["data.tokenizer=word", "wikitext103_raw", "<unk>"]),
-        (DataConfig(tokenizer="bpe"), ["data.vocabulary_size=None", "data.tokenizer=bpe"]),
+        (DataConfig(tokenizer="bpe"), ["data.vocabulary_size, a number", "data.tokenizer=bpe"]),
         (DataConfig(tokenizer="bpe", vocabulary_size=256), ["data.vocabulary_size=256", "257"]),
         (DataConfig(vocabulary_size=300), ["data.vocabulary_size=300", "data.tokenizer=word"]),
         (DataConfig(minimum_count=0), ["data.minimum_count=0"]),
@@ -46,3 +46,11 @@ def test_refuses_naming_the_settings() -> None:
         message = str(caught.value)
         assert "\n" not in message
         assert all(part in message for part in named), (named, message)
+
+
+def test_what_the_experiment_set_is_not_blamed_on_the_user() -> None:
+    """The demo's text counts words; whoever asks for bpe gave neither of these settings."""
+    with pytest.raises(InputError, match=r"^data.tokenizer=bpe needs data.vocabulary_size"):
+        check_data(DataConfig(tokenizer="bpe", minimum_count=2))
+    with pytest.raises(InputError, match=r"the experiment's.*give data.minimum_count=1$"):
+        check_data(DataConfig(tokenizer="bpe", vocabulary_size=300, minimum_count=2))

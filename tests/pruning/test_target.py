@@ -207,7 +207,7 @@ def test_row_at_the_freeze_is_of_the_heads_that_stay(runs: Runs, dense_run: RunF
     assert rows[4]["valid_heads"] == " | ".join(" ".join(map(str, layer)) or "none" for layer in kept)
     assert float(rows[4]["sparsity"]) == float(rows[5]["sparsity"]) == 0.375
     text = replace(runs.data)
-    found = evaluate(EvaluateSettings(str(folder.gates), Split.valid, data=text, eval=settings.eval))
+    found = evaluate(EvaluateSettings(str(folder.gates), split=Split.valid, data=text, eval=settings.eval))
     assert float(rows[4]["valid_loss"]) == pytest.approx(found["nats_per_token"], rel=1e-5)
 
 

@@ -103,6 +103,15 @@ def test_compiled_layers_give_the_same_losses(tmp_path: Path, pretraining: Argum
     assert "recompile_limit" not in output
 
 
+def test_without_a_compiler_there_is_one_line(tmp_path: Path, pretraining: Arguments) -> None:
+    arguments = pretraining(RunFolder(tmp_path / "run"), "trainer.compile=true", "schedule.steps=5")
+    nothing = {"PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    started = start(tmp_path / "output", "train.py", *arguments, environment=nothing)
+    assert started.wait() == 2, started.output
+    assert started.output.splitlines()[-1].startswith("error: trainer.compile=true: the layers cannot be")
+    assert "Traceback" not in started.output
+
+
 def test_the_core_compiles_to_one_graph() -> None:
     """A break would split every layer into pieces that torch.compile cannot fuse."""
     noise = torch.Generator().manual_seed(0)

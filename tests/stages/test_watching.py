@@ -125,9 +125,9 @@ def test_scoring_in_the_gate_phase_uses_the_decided_heads_and_names_them(
     named = {row["step"]: row["valid_heads"] for row in read_metrics(folder.metrics) if "valid_heads" in row}
     assert named == {"4": "0 2 3 | 1", "5": "0 2 3 | 1"}, uneven_gates
     at_the_freeze = float(read_metrics(folder.metrics)[4]["valid_loss"])
-    found = evaluate(EvaluateSettings(str(folder.gates), Split.valid, data=data, eval=settings.eval))
+    found = evaluate(EvaluateSettings(str(folder.gates), split=Split.valid, data=data, eval=settings.eval))
     assert at_the_freeze == pytest.approx(found["nats_per_token"], rel=1e-5)
-    dense = evaluate(EvaluateSettings(str(dense_run.last), Split.valid, data=data, eval=settings.eval))
+    dense = evaluate(EvaluateSettings(str(dense_run.last), split=Split.valid, data=data, eval=settings.eval))
     assert abs(at_the_freeze - dense["nats_per_token"]) > 1e-3, "the heads matter"
 
 
