@@ -83,15 +83,18 @@ def test_a_launchers_other_number_of_processes_is_refused(tmp_path: Path, pretra
 
 
 def test_each_job_of_a_multirun_starts_its_own_second_process(tmp_path: Path, pretraining: Arguments) -> None:
+    """From the console script, whose first argument names the command."""
+    script = tmp_path / "allattn"  # as an installation makes it
+    script.write_text("from allattn.commands.command_line import main\nmain()\n")
     folder = RunFolder(tmp_path / "sweep")
     arguments = pretraining(folder, "schedule.steps=5", *TWO, "seed=1,2", f"hydra.sweep.dir={tmp_path}/hydra")
     done = subprocess.run(
-        [sys.executable, "train.py", "-m", *arguments],
+        [sys.executable, script, "train", "-m", *arguments],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=3 * PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr
