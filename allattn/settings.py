@@ -11,7 +11,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from allattn.data.config import DataConfig, Source, check_data
 from allattn.errors import InputError
 from allattn.model.config import ModelConfig, check_model
-from allattn.pruning.config import GatesConfig, Selection, check_gates
+from allattn.pruning.config import DistillConfig, GatesConfig, Selection, check_distill, check_gates
 from allattn.training.config import (
     EvaluationConfig,
     LoggerConfig,
@@ -75,6 +75,7 @@ class PruneSettings(RunSettings):
     checkpoint: str = MISSING  # a pretrained checkpoint
     ablation: str = "all_three"  # which of the paper's three techniques are on; the group sets them
     gates: GatesConfig = field(default_factory=GatesConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
 
     @property
     def tags(self) -> list[str]:
@@ -133,6 +134,7 @@ def prune_settings(config: DictConfig) -> PruneSettings:
     assert isinstance(settings, PruneSettings)
     _check_run(settings)
     check_gates(settings.gates, settings.schedule.steps)
+    check_distill(settings.distill)
     if settings.schedule.warmup_steps > settings.last_step:
         raise InputError(
             f"schedule.warmup_steps={settings.schedule.warmup_steps} is not in "

@@ -132,7 +132,7 @@ def _pruned(config: BenchmarkConfig, pruned: AllAttentionLM | None, device: torc
         "heads": sizes.heads,
         "heads_kept": sizes.heads_present,
         "seconds": {
-            **_seconds(subjects, WHOLE, config, device),
+            **_seconds(subjects, [*WHOLE, "teacher_forward"], config, device),
             **_seconds(in_float32, ["generated_token"], config, device),
         },
         "peak_bytes": _peaks(config, {key: (m.config, v) for key, (m, v) in models.items()}, device),

@@ -162,6 +162,12 @@ class Subject:
         with torch.no_grad(), self._mixed():
             self.model(self.segment.inputs, self.segment.targets, self.memory)
 
+    def teacher_forward(self) -> None:
+        """What a training step with this model as teacher takes beside its own: `distill.weight` above 0."""
+        self.model.eval()
+        with torch.no_grad(), self._mixed():
+            self.model.first_level(self.segment.inputs, self.memory)
+
     def generated_token(self) -> None:
         """The next token of a text that is written on, the likeliest one; in float32, as generate writes."""
         self.model.eval()

@@ -11,6 +11,7 @@ _TITLES = {
     "evaluation": "whole model, evaluation",
     "layers_training": "layers, forward and backward",
     "layers_inference": "layers, inference",
+    "teacher_forward": "forward of a teacher",
     "generated_token": "one generated token",
 }
 _LAYERS = {"training_step": "layers_training", "evaluation": "layers_inference"}  # what is timed of both

@@ -91,11 +91,14 @@ class ComparedRun(FinishedRun):
     """One finished pruning run."""
 
     pruned: ModelFacts
+    updates_after_cut: int | None  # of `updates`, those since the last removal; None: likewise
     history: list[dict[str, float]]  # one row per step, in order, with `step`; what was measured there
 
     @property
     def freeze_step(self) -> int:
-        """Step at which the heads are decided; 0 where they are chosen before the training."""
+        """Step after which the model has the heads it keeps; 0 where they are chosen before the training."""
+        if self.updates is not None and self.updates_after_cut is not None:
+            return self.updates - self.updates_after_cut
         learned = self.settings["gates.selection"] == "l0"
         return int(self.settings["gates.freeze_step"]) if learned else 0
 
@@ -191,7 +194,13 @@ def finished_run(
         }
         if not pruning:
             return DenseRun(**shared)
-        return ComparedRun(**shared, pruned=_model_facts(record, "pruned", articles), history=rows)
+        after_cut = record.get("updates_after_cut")
+        return ComparedRun(
+            **shared,
+            pruned=_model_facts(record, "pruned", articles),
+            updates_after_cut=None if after_cut is None else int(after_cut),
+            history=rows,
+        )
     except KeyError as error:
         raise Damaged(f"its result lacks {error.args[0]}") from None
     except (TypeError, ValueError) as error:

@@ -30,14 +30,17 @@ _NAMES = {
     "gates.lambda_warmup_steps": "lambda warm-up steps",
     "gates.initial_pi": "initial pi",
     "gates.target_sparsity": "target",
+    "distill.weight": "distillation",
+    "distill.gates": "distilled gate phase",
 }
 _DIALS = ("gates.lambda_max", "gates.target_sparsity")  # they move a run along its method's curve
-# Only where gates learn these act; a selection without gates has none of them.
+# These act only where gates do not learn, and the others only where they do.
+_OF_SELECTIONS = {"gates.scope", "gates.selection_steps", "gates.iterations"}
 _OF_LEARNED_GATES = {
     f"gates.{name}"
     for name in GatesConfig.__dataclass_fields__
-    if name not in ("freeze_step", "output_scaling", "selection", "scope", "target_sparsity")
-}
+    if name not in ("output_scaling", "selection", "target_sparsity")
+} - _OF_SELECTIONS
 # Settings that change no number of a run, or are its mere label.
 _WITHOUT_EFFECT = (
     "ablation",
@@ -60,20 +63,26 @@ def is_below(name: str, groups: Sequence[str]) -> bool:
 
 
 def compared_settings(settings: Mapping[str, Any], vary: Sequence[str] = ()) -> dict[str, Any]:
-    """The settings that make a run's variant: those of the gates that act, and those below `vary`.
+    """The settings that make a run's variant: those of gates and teacher that act, and those below `vary`.
 
     Args:
         settings: by dotted name.
         vary: further settings or groups whose values make variants.
     """
     learned = settings.get("gates.selection") == "l0"
-    idle = {"gates.scope"} if learned else _OF_LEARNED_GATES
+    idle = _OF_SELECTIONS if learned else _OF_LEARNED_GATES
+    if settings.get("gates.selection") != "iterative":
+        idle = {*idle, "gates.iterations"}
     if settings.get("gates.target_sparsity") is None:
         idle = {*idle, "gates.target_gain"}
+    if not settings.get("distill.weight"):
+        idle = {*idle, "distill.weight", "distill.temperature", "distill.gates"}
+    elif not learned or not settings.get("distill.gates"):
+        idle = {*idle, "distill.gates"}
     return {
         name: value
         for name, value in settings.items()
-        if (name.startswith("gates.") and name not in idle) or is_below(name, vary)
+        if (is_below(name, ("gates", "distill")) and name not in idle) or is_below(name, vary)
     }
 
 
@@ -212,7 +221,7 @@ def unexpected_differences(runs: Sequence[ComparedRun], vary: Sequence[str] = ()
     names = sorted({name for run in runs for name in run.settings})
     lines = []
     for name in names:
-        if is_below(name, (*_WITHOUT_EFFECT, "gates", *vary)):
+        if is_below(name, (*_WITHOUT_EFFECT, "gates", "distill", *vary)):
             continue
         values = {run.where: _said(run.settings.get(name)) for run in runs}
         if len(set(values.values())) == 1:

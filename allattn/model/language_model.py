@@ -89,6 +89,18 @@ class AllAttentionLM(nn.Module):
         hidden, memory = self.hidden(ids, memory, multipliers, memory_length)
         return self.softmax(hidden, targets, self.embedding), memory
 
+    def with_first_level(
+        self, ids: Tensor, targets: Tensor, memory: Memory, multipliers: list[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Memory]:
+        """`forward` with the log-probabilities of the softmax's first level, (B, T, C), in the middle."""
+        hidden, memory = self.hidden(ids, memory, multipliers)
+        return *self.softmax.with_first_level(hidden, targets, self.embedding), memory
+
+    def first_level(self, ids: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Log-probabilities of the softmax's first level, (B, T, C), and the new memory."""
+        hidden, memory = self.hidden(ids, memory)
+        return self.softmax.first_level(hidden, self.embedding), memory
+
     def hidden(
         self,
         ids: Tensor,

@@ -53,30 +53,36 @@ class TiedAdaptiveSoftmax(nn.Module):
             (B, T) float32 (float64 for float64 input). A band is computed for the words that lie in it.
         """
         with torch.autocast(hidden.device.type, enabled=False):
-            flat, words = self._wide(hidden).reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-            first = self.ends[0]
-            column = words.clamp(min=0)
-            for tail in range(self.tails):
-                column = torch.where(words >= self.ends[tail], first + tail, column)
-            nats = linear_nats(self._top(flat), column, *self._head(embedding))
-            for tail in range(self.tails):
-                low, last = self.ends[tail], tail == self.tails - 1
-                inside = (words >= low) & (last | (words < self.ends[tail + 1]))
-                place = inside.nonzero().squeeze(1)  # beyond the vocabulary: the last band raises
-                narrow = self._narrow(flat[place], tail, embedding)  # no rows: a gradient of zeros
-                table, bias = embedding.tables[tail + 1], self.biases[tail + 1]
-                within = linear_nats(narrow, words[place] - low, table, bias)
-                nats = nats.index_add(0, place, within)
-            return nats.view(targets.shape).masked_fill(targets < 0, 0.0)
+            flat = self._wide(hidden).reshape(-1, hidden.shape[-1])
+            nats = linear_nats(self._top(flat), self._column(targets), *self._head(embedding))
+            return self._with_tails(nats, flat, targets, embedding)
+
+    def with_first_level(
+        self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding
+    ) -> tuple[Tensor, Tensor]:
+        """`forward`, and the log-probabilities of `first_level` that it takes: (B, T) and (B, T, C)."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            flat = self._wide(hidden).reshape(-1, hidden.shape[-1])
+            log_probs = self.first_level(flat, embedding)  # (B * T, C)
+            nats = -log_probs.gather(1, self._column(targets).unsqueeze(1)).squeeze(1)
+            nats = self._with_tails(nats, flat, targets, embedding)
+            return nats, log_probs.view(*targets.shape, -1)
+
+    def first_level(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """Log-probabilities of the first band's words, then of the clusters; with no cutoffs, of all words.
+
+        (..., d) -> (..., C) float32 (float64 for float64 input).
+        """
+        with torch.autocast(hidden.device.type, enabled=False):
+            top, head = self._top(self._wide(hidden)), self._head(embedding)
+            logits = [F.linear(top, *piece) for piece in zip(head[::2], head[1::2], strict=True)]
+            return torch.cat(logits, dim=-1).log_softmax(dim=-1)
 
     def log_probs(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """Log-probability of every word: (..., d) -> (..., V) float32 (float64 for float64 input)."""
         with torch.autocast(hidden.device.type, enabled=False):
             flat = self._wide(hidden).reshape(-1, hidden.shape[-1])
-            top, head = self._top(flat), self._head(embedding)
-            logits = [F.linear(top, *piece) for piece in zip(head[::2], head[1::2], strict=True)]
-            head_log_probs = torch.cat(logits, dim=1).log_softmax(dim=1)
-            first = self.ends[0]
+            head_log_probs, first = self.first_level(flat, embedding), self.ends[0]
             parts = [head_log_probs[:, :first]]
             for tail in range(self.tails):
                 narrow, table = self._narrow(flat, tail, embedding), embedding.tables[tail + 1]
@@ -84,8 +90,31 @@ class TiedAdaptiveSoftmax(nn.Module):
                 parts.append(head_log_probs[:, first + tail, None] + within)
             return torch.cat(parts, dim=1).view(*hidden.shape[:-1], self.ends[-1])
 
+    def _column(self, targets: Tensor) -> Tensor:
+        """(R,) where the first level has each target: its word, or its band's cluster."""
+        words = targets.reshape(-1)
+        column = words.clamp(min=0)
+        for tail in range(self.tails):
+            column = torch.where(words >= self.ends[tail], self.ends[0] + tail, column)
+        return column
+
+    def _with_tails(
+        self, nats: Tensor, flat: Tensor, targets: Tensor, embedding: AdaptiveEmbedding
+    ) -> Tensor:
+        """(R,) nats of the first level and (R, d) hidden vectors -> (B, T) nats of the targets."""
+        words = targets.reshape(-1)
+        for tail in range(self.tails):
+            low, last = self.ends[tail], tail == self.tails - 1
+            inside = (words >= low) & (last | (words < self.ends[tail + 1]))
+            place = inside.nonzero().squeeze(1)  # beyond the vocabulary: the last band raises
+            narrow = self._narrow(flat[place], tail, embedding)  # no rows: a gradient of zeros
+            table, bias = embedding.tables[tail + 1], self.biases[tail + 1]
+            within = linear_nats(narrow, words[place] - low, table, bias)
+            nats = nats.index_add(0, place, within)
+        return nats.view(targets.shape).masked_fill(targets < 0, 0.0)
+
     def _top(self, flat: Tensor) -> Tensor:
-        """(R, d) inputs of the head's linear map."""
+        """(..., d) inputs of the head's linear map."""
         return flat @ self.head_projection if self.tails else flat
 
     def _head(self, embedding: AdaptiveEmbedding) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Settings of the gates and of their schedule."""
+"""Settings of the gates, of their schedule, and of learning from the dense model."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -54,6 +54,15 @@ class GatesConfig:
     iterations: int = 4  # removals of the iterative selection, at equal distances from the first step on
 
 
+@dataclass
+class DistillConfig:
+    """Learning from the dense model beside the text, see training/distillation.py."""
+
+    weight: float = 0.0  # share of the loss that is the divergence from the dense model; 0 = off
+    temperature: float = 1.0  # of both distributions in the divergence
+    gates: bool = False  # in the gate phase too, and not after the removal alone
+
+
 def removal_steps(config: GatesConfig, last_step: int) -> list[int]:
     """Optimizer steps after which heads are removed, in a run of `last_step` steps.
 
@@ -64,6 +73,19 @@ def removal_steps(config: GatesConfig, last_step: int) -> list[int]:
         return [config.freeze_step]
     removals = config.iterations if config.selection is Selection.iterative else 1
     return [done * last_step // removals for done in range(removals)]
+
+
+def check_distill(config: DistillConfig) -> None:
+    """Refuse settings that mix no loss.
+
+    Raises:
+        InputError: names the setting.
+    """
+    refuse_non_finite("distill", config)
+    if not 0 <= config.weight <= 1:
+        raise InputError(f"distill.weight={config.weight}: must lie in [0, 1]")
+    if config.temperature <= 0:
+        raise InputError(f"distill.temperature={config.temperature}: must be positive")
 
 
 def check_gates(config: GatesConfig, steps: int) -> None:

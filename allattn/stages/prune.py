@@ -13,6 +13,7 @@ from typing import Any
 from allattn.errors import InputError
 from allattn.files import file_hash
 from allattn.model.config import ModelConfig, model_config_from_dict
+from allattn.model.cores.choose import CORES
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import Selection, removal_steps
 from allattn.pruning.objective import FrozenGates, learned_gates
@@ -27,12 +28,13 @@ from allattn.training.checkpoint_text import corpus_of, text_record
 from allattn.training.checkpoints import has_gates, read_checkpoint, write_checkpoint
 from allattn.training.config import check_distances
 from allattn.training.cutting import cut_checkpoint, freeze_plan
+from allattn.training.distillation import Teacher
 from allattn.training.language_task import LanguageTask
 from allattn.training.loading import build_model, checked_tokenizer, load_model
 from allattn.training.loggers import wandb_runs
 from allattn.training.resumable_settings import Changes, refuse_late_changes
 from allattn.training.run_folder import result_line
-from allattn.training.runner import check_precision, scoring_device
+from allattn.training.runner import check_precision, scoring_device, training_core
 from allattn.training.world import is_first_process
 
 
@@ -114,11 +116,21 @@ def _read_dense(settings: PruneSettings) -> _Dense:
 
 
 def _task(run: Run[PruneSettings], dense: _Dense) -> LanguageTask:
-    """The model as the run has it now, and the objective that its heads follow."""
+    """The model as the run has it now, what its heads follow, and the dense model as teacher."""
     model, settings = dense.model() if run.state is None else run.saved_model(), run.settings
-    if settings.gates.selection is Selection.l0 and not run.cuts:
-        return run.task(model, learned_gates(settings.gates, model.config, settings.seed))
-    return run.task(model, FrozenGates(model.config))
+    learns = settings.gates.selection is Selection.l0 and not run.cuts
+    objective = (
+        learned_gates(settings.gates, model.config, settings.seed) if learns else FrozenGates(model.config)
+    )
+    teaches = settings.distill.weight > 0 and (settings.distill.gates or not learns)
+    return run.task(model, objective, _teacher(run, dense) if teaches else None)
+
+
+def _teacher(run: Run[PruneSettings], dense: _Dense) -> Teacher:
+    """The dense model as teacher, with the attention core of the training."""
+    model = dense.model()
+    model.use_core(CORES[training_core(run.settings.trainer)])
+    return Teacher(model, run.settings.distill)
 
 
 def _train(run: Run[PruneSettings], dense: _Dense, until: int) -> None:

@@ -30,6 +30,7 @@ from allattn.settings import Resume, RunSettings, plain
 from allattn.training.artifacts import forget_artifact
 from allattn.training.checkpoints import AFTER_CUT, AFTER_GATES, cuts_done, read_resumable
 from allattn.training.config import EvaluationMode
+from allattn.training.distillation import NoTeacher
 from allattn.training.environment import environment
 from allattn.training.language_task import LanguageTask
 from allattn.training.loading import build_model
@@ -135,7 +136,9 @@ class Run(Generic[Settings]):
         config = model_config_from_dict(self.state["allattn"]["model"])
         return build_model(config, self.state["state_dict"], self.folder.last)
 
-    def task(self, model: AllAttentionLM, objective: Objective) -> LanguageTask:
+    def task(
+        self, model: AllAttentionLM, objective: Objective, teacher: NoTeacher | None = None
+    ) -> LanguageTask:
         """A task on `model` with this run's settings; its checkpoints keep what `state` knows of removals."""
         settings, meta = self.settings, {} if self.state is None else self.state["allattn"]
         history = {name: meta[name] for name in AFTER_GATES | AFTER_CUT if name in meta}
@@ -147,6 +150,7 @@ class Run(Generic[Settings]):
             settings.seed,
             settings.trainer.accumulation,
             self.record | history,
+            teacher,
         )
 
     def fit(self, task: LanguageTask, last_step: int) -> None:

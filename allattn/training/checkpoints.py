@@ -32,7 +32,8 @@ _ENTRIES: dict[str, Any] = {
     "output_scaling": bool | None,
     "target_sparsity": float | None,
 }
-_SINCE_2: dict[str, Any] = {"segment_length": int, "tokens_seen": int}  # format 1 has neither
+# Not in those of earlier versions.
+_ADDED: dict[str, Any] = {"segment_length": int, "tokens_seen": int, "teacher_memory": list}
 _RESUMED = ("optimizer_states", "lr_schedulers", "loops", "epoch", "global_step", "pytorch-lightning_version")
 AFTER_GATES: dict[str, Any] = {"pi": list[list[float]], "heads_before": list[list[int]]}
 # How often the run has removed heads, and its steps and tokens at the last time.
@@ -85,7 +86,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: has checkpoint format {version}, this version of allattn reads 1 and {FORMAT_VERSION}; "
             "use the version that wrote it"
         )
-    known = AFTER_GATES | AFTER_CUT | _SINCE_2
+    known = AFTER_GATES | AFTER_CUT | _ADDED
     kinds = _ENTRIES | {name: kind for name, kind in known.items() if name in meta}
     wrong = [name for name, kind in kinds.items() if name not in meta or not fits_kind(meta[name], kind)]
     if meta.get("phase") not in [phase.value for phase in Phase]:
@@ -117,7 +118,8 @@ def read_resumable(path: Path) -> dict[str, Any]:
     if missing and checkpoint["allattn"]["step"]:
         raise InputError(f"{path}: no run can go on from it: it has no {', '.join(missing)}")
     meta = checkpoint["allattn"]
-    if not is_memory(meta["memory"], model_config_from_dict(meta["model"])):
+    config = model_config_from_dict(meta["model"])
+    if not all(is_memory(memory, config) for memory in (meta["memory"], meta.get("teacher_memory", []))):
         raise InputError(f"{path}: is damaged: its segment memory does not belong to its model")
     return checkpoint
 

@@ -1,4 +1,4 @@
-"""The LightningModule of both commands: next-token loss over streams with memory, and an objective's part."""
+"""The LightningModule of both commands: losses over streams with memory, and an objective's part."""
 
 import math
 from typing import Any
@@ -16,6 +16,7 @@ from allattn.pruning.phase import Phase
 from allattn.randomness import stream_seed
 from allattn.training.checkpoints import FORMAT_VERSION
 from allattn.training.config import OptimizerConfig, ScheduleConfig
+from allattn.training.distillation import NoTeacher
 from allattn.training.optimizers import (
     clip_gradients,
     learning_rate_factor,
@@ -24,7 +25,7 @@ from allattn.training.optimizers import (
     select_parameters,
     set_learning_rates,
 )
-from allattn.training.segment_memory import by_stream, of_process
+from allattn.training.segment_memory import by_stream, memory_before, of_process
 from allattn.training.sharding import average_gradients, shard
 
 
@@ -41,6 +42,7 @@ class LanguageTask(L.LightningModule):
         seed: of dropout.
         accumulation: micro-batches, each with its own group of streams, per optimizer step.
         record: plain values about the run (data, vocabulary hash) that every checkpoint carries.
+        teacher: whom the model learns from beside the text; None = no one.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class LanguageTask(L.LightningModule):
         seed: int,
         accumulation: int = 1,
         record: dict[str, Any] | None = None,
+        teacher: NoTeacher | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -61,12 +64,13 @@ class LanguageTask(L.LightningModule):
         self.seed = seed
         self.accumulation = accumulation
         self.record = record or {}
+        self.teacher = teacher or NoTeacher()  # no module: its weights are in no checkpoint
         self.memory: dict[int, Memory] = {}  # of this process, by accumulation group of streams
         self._more_tokens = 0  # read than B * T times the steps: some took other numbers of tokens
         self.best = math.inf  # lowest validation loss so far, nats per token
         self.last: dict[str, Any] = {}  # what the last optimizer step measured
         self.shown = ""  # beside the progress bar
-        self._loss_sum: Tensor | float = 0.0
+        self._sums: dict[str, Tensor] = {}  # of the losses so far of one optimizer step
 
     @property
     def phase(self) -> Phase:
@@ -74,23 +78,21 @@ class LanguageTask(L.LightningModule):
         return self.gates.phase
 
     def training_step(self, batch: Segment, batch_idx: int) -> Tensor:
-        """Loss of one micro-batch in nats per token, plus lambda times the penalty."""
+        """What one micro-batch adds to what is minimized: losses in nats per token, lambda times penalty."""
         step = self.global_step
         torch.manual_seed(
             stream_seed(self.seed, "dropout", self.global_rank, step * self.accumulation + batch.group)
         )
-        memory = self.memory.get(batch.group)
-        if memory is None or batch.starts_over:
-            memory = self.model.empty_memory(len(batch.inputs))
+        memory = memory_before(self.memory, batch, self.model)
         draw = self.gates.draw(step)
-        nats, self.memory[batch.group] = self.model(batch.inputs, batch.targets, memory, draw.multipliers)
-        loss = nats.mean()
-        self._loss_sum = (0.0 if batch.group == 0 else self._loss_sum) + loss.detach()
+        losses, self.memory[batch.group] = self.teacher.losses(self.model, batch, memory, draw.multipliers)
+        sums = self._sums if batch.group else {}
+        self._sums = {name: sums.get(name, 0.0) + loss.detach() for name, loss in losses.items()}
         if batch.group == self.accumulation - 1:
-            mean = self._loss_sum / self.accumulation
-            self.last = {"loss": mean} | self.gates.step_metrics(draw, mean)
+            means = {name: total / self.accumulation for name, total in self._sums.items()}
+            self.last = means | self.gates.step_metrics(draw, self.teacher.total(means))
             self.gates.end_step(step)
-        return loss + draw.weight * draw.penalty
+        return self.teacher.total(losses) + draw.weight * draw.penalty
 
     def step_metrics(self) -> dict[str, Any]:
         """One row about the last optimizer step; numbers are averages over processes and accumulation."""
@@ -120,7 +122,8 @@ class LanguageTask(L.LightningModule):
             "step": self.global_step,
             "best": self.best,
             **self.gates.record(),
-            "memory": self._gathered_memory(),
+            "memory": _gathered(self.memory),
+            "teacher_memory": _gathered(self.teacher.memory),
             "segment_length": self.schedule.segment_length,
             "tokens_seen": self.tokens_seen(),
         }
@@ -129,15 +132,6 @@ class LanguageTask(L.LightningModule):
         """Training tokens read so far, over all streams."""
         per_step = self.schedule.batch_size * self.schedule.segment_length
         return self._more_tokens + self.global_step * per_step
-
-    def _gathered_memory(self) -> Memory:
-        """All streams' segment memory on the CPU."""
-        parts: list[dict[int, Memory]] = [{} for _ in range(_processes())]
-        for group, layers in self.memory.items():
-            for layer in layers:
-                for part, theirs in zip(parts, _of_all_processes(layer), strict=True):
-                    part.setdefault(group, []).append(theirs.cpu())
-        return by_stream(parts)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the streams' memory back and go on at the same step, in any number of processes and groups.
@@ -149,22 +143,31 @@ class LanguageTask(L.LightningModule):
         step, streams, length = meta["step"], self.schedule.batch_size, self.schedule.segment_length
         self.best = meta["best"]
         self._more_tokens = meta.get("tokens_seen", step * streams * length) - step * streams * length
-        memory: Memory = meta["memory"]
+        memory, teachers = meta["memory"], meta.get("teacher_memory", [])
         saved = (len(memory[0]), meta.get("segment_length", length)) if memory else (streams, length)
         if saved != (streams, length):
-            memory = []
+            memory, teachers = [], []
             if self.global_rank == 0:
                 print(
                     f"memory begins empty: the text is now read in {streams} streams and segments of "
                     f"{length}, until step {step} it was in {saved[0]} and {saved[1]}"
                 )
-        memory = [layer.to(self.trainer.strategy.root_device) for layer in memory]
-        self.memory = of_process(memory, self.accumulation, self.global_rank, self.trainer.world_size)
+        self.memory = self._own(memory)
+        self.teacher.carry_on(self._own(teachers))
         _count_batches(checkpoint["loops"], step * self.accumulation)
         trained = {name for group in self._parameter_groups() for name, _ in group["params"]}
         checkpoint["optimizer_states"] = [  # earlier versions trained parameters without elements
             select_parameters(state, trained) for state in checkpoint["optimizer_states"]
         ]
+
+    def _own(self, memory: Memory) -> dict[int, Memory]:
+        """This process's part of all streams' memory, on its device."""
+        memory = [layer.to(self.trainer.strategy.root_device) for layer in memory]
+        return of_process(memory, self.accumulation, self.global_rank, self.trainer.world_size)
+
+    def on_fit_start(self) -> None:
+        """The teacher computes where the model does, in its precision."""
+        self.teacher.move(self.device, self.model.positions.table.dtype)
 
     def configure_model(self) -> None:
         """Shard the weights where the trainer's strategy does that; pi stays whole in every process."""
@@ -202,6 +205,16 @@ class LanguageTask(L.LightningModule):
 
 def _processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _gathered(memory: dict[int, Memory]) -> Memory:
+    """All streams' memory on the CPU, from each process's own."""
+    parts: list[dict[int, Memory]] = [{} for _ in range(_processes())]
+    for group, layers in memory.items():
+        for layer in layers:
+            for part, theirs in zip(parts, _of_all_processes(layer), strict=True):
+                part.setdefault(group, []).append(theirs.cpu())
+    return by_stream(parts)
 
 
 def _of_all_processes(mine: Tensor) -> list[Tensor]:

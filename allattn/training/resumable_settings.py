@@ -54,6 +54,8 @@ TAKES_EFFECT = (
     "schedule.final_ratio",
     "schedule.tokens",
     "schedule.warmup_tokens",
+    "distill.weight",
+    "distill.temperature",
     "eval.interval",
     "trainer.precision",
 )
@@ -72,6 +74,7 @@ WITH_GATES = (
     "gates.learning_rate_ratio",
     "gates.target_sparsity",
     "gates.target_gain",
+    "distill.gates",
 )
 # What was saved is of them: weights, noise, the gates' beginning, the label; and how the best validation loss
 # was measured, which later ones are compared with.

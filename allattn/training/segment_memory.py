@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allattn.data.segments import stream_rows
+from allattn.data.segments import Segment, stream_rows
 from allattn.model.config import ModelConfig
-from allattn.model.language_model import Memory
+from allattn.model.language_model import AllAttentionLM, Memory
 
 
 def by_stream(parts: Sequence[dict[int, Memory]]) -> Memory:
@@ -27,6 +27,14 @@ def of_process(memory: Memory, accumulation: int, rank: int, world_size: int) ->
         rows = stream_rows(len(memory[0]), accumulation, group, rank, world_size)
         shares[group] = [layer[rows.start : rows.stop] for layer in memory]
     return shares
+
+
+def memory_before(memory: dict[int, Memory], batch: Segment, model: AllAttentionLM) -> Memory:
+    """Of a model's memory by group, that of the segment before `batch`; empty where the texts begin."""
+    before = memory.get(batch.group)
+    if before is None or batch.starts_over:
+        return model.empty_memory(len(batch.inputs))
+    return before
 
 
 def is_memory(memory: Any, config: ModelConfig) -> bool:

@@ -16,7 +16,7 @@ from lightning.pytorch.strategies.strategy import Strategy
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
@@ -31,6 +31,7 @@ def shard(model: AllAttentionLM, mesh: DeviceMesh) -> None:
     idle = {p for p in model.parameters() if not p.requires_grad}
     for module in (*model.layers, model):
         fully_shard(module, mesh=mesh, ignored_params=idle)
+    register_fsdp_forward_method(model, "with_first_level")
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:

@@ -90,6 +90,8 @@ COMPOSED: list[tuple[str, list[str], list[str]]] = [
         ["gates.target_sparsity", "gates.lambda_max"],
     ),
     ("prune", ["gates.selection=random"], ["gates.selection=random", "gates.target_sparsity"]),
+    ("prune", ["distill.weight=1.5"], ["distill.weight=1.5"]),
+    ("prune", ["distill.temperature=0"], ["distill.temperature=0"]),
     ("prune", ["gates.selection_steps=0"], ["gates.selection_steps=0"]),
     (
         "prune",

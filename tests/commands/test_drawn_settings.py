@@ -89,6 +89,9 @@ GATED = SHARED | {
     "gates.selection_steps": ([None, 1, 2, 3], [0]),
     "gates.iterations": ([2, 1, 3], [0]),
     "gates.scope": (["all_layers", "each_layer"], []),
+    "distill.weight": ([0.0, 0.5, 1.0], [-0.1, 1.1, NAN]),
+    "distill.temperature": ([1.0, 0.1, 5.0], [0.0, INF]),
+    "distill.gates": ([False, True], []),
 }
 
 

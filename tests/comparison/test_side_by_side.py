@@ -126,6 +126,35 @@ def test_a_selection_without_gates_has_no_lambda() -> None:
     assert len(side_by_side(runs, []).labels()) == 1
 
 
+def test_settings_of_selections_and_teacher_make_variants_where_they_act() -> None:
+    """The step of the freeze does not act without gates, nor the temperature without a teacher."""
+    chosen = {"gates.selection": "iterative", "gates.target_sparsity": 0.5, "gates.selection_steps": None}
+    several = chosen | {"gates.iterations": 4, "distill.weight": 0.0, "distill.temperature": 1.0}
+    taught = several | {"distill.weight": 0.5, "distill.gates": True}
+    runs = [
+        made_up(120, "a", 1, **several),
+        made_up(121, "a", 2, **several | {"gates.freeze_step": 7, "distill.temperature": 3.0}),
+        made_up(122, "b", 1, **several | {"gates.iterations": 2}),
+        made_up(123, "c", 1, **taught),
+        made_up(124, "c", 2, **taught | {"distill.gates": False}),
+        made_up(125, "d", 1, **several | {"gates.selection": "gradient"}),
+        made_up(126, "d", 2, **several | {"gates.selection": "gradient", "gates.iterations": 2}),
+    ]
+    comparison = side_by_side(runs, [])
+    assert sorted(row.seeds for row in comparison.rows if row.pruned) == [[1], [1, 2], [1, 2], [1, 2]]
+    assert sum("distillation 0.5" in label for label in comparison.labels()) == 1
+    assert not any("differs" in line for line in comparison.warnings)
+
+
+def test_scores_before_the_last_removal_are_those_of_a_larger_model() -> None:
+    record = result(120) | {"updates_after_cut": 100, "tokens_after_cut": 100 * 16 * 64}
+    chosen = {"gates.selection": "iterative", "gates.target_sparsity": 0.5}
+    run = finished_run("a", "runs/a", config("a", 1, **chosen), record, history())
+    assert isinstance(run, ComparedRun)
+    assert run.tokens_after_cut == record["tokens_after_cut"]
+    assert [score.step for score in run.validations()] == [300, 400]
+
+
 def test_the_variant_comes_from_the_settings_not_from_the_label() -> None:
     comparison = side_by_side([made_up(120, ablation="no_output_scaling")], [])
     assert comparison.labels() == ["full method"]

@@ -1,6 +1,7 @@
 """The tied adaptive softmax: values, its two paths, tying, precision."""
 
 import copy
+import itertools
 import math
 from typing import Any
 
@@ -92,6 +93,25 @@ def test_gradients_equal_those_of_the_independent_formula(cutoffs: list[int]) ->
     nats = loss(model, hidden, targets).sum()
     assert_close(nats, expected, 1e-12)
     for one, two in zip(gradients(nats, of), gradients(expected, of), strict=True):
+        assert_close(one, two, 1e-10)
+
+
+@pytest.mark.parametrize("cutoffs", [[8, 18], []])
+def test_first_level_is_the_first_words_and_the_mass_of_each_band(cutoffs: list[int]) -> None:
+    """And the loss that is taken from it is the loss, with the same gradients."""
+    model = random_model(cutoffs=cutoffs)
+    hidden = random_hidden(model, 2, 4).requires_grad_()
+    targets = torch.tensor([[3, 8, 29, -1], [17, 0, 18, 7]])
+    nats, first = model.softmax.with_first_level(hidden, targets, model.embedding)
+    ends = [*cutoffs, 30]
+    full = model.softmax.log_probs(hidden, model.embedding)
+    bands = [full[..., low:high].logsumexp(-1, keepdim=True) for low, high in itertools.pairwise(ends)]
+    assert_close(first, torch.cat([full[..., : ends[0]], *bands], -1), 1e-12)
+    assert torch.equal(model.softmax.first_level(hidden, model.embedding), first)
+    expected = loss(model, hidden, targets)
+    assert_close(nats, expected, 1e-12)
+    of = [hidden, *model.softmax.parameters(), *model.embedding.parameters()]
+    for one, two in zip(gradients(nats.sum(), of), gradients(expected.sum(), of), strict=True):
         assert_close(one, two, 1e-10)
 
 

@@ -122,6 +122,26 @@ def test_pruning_has_the_same_curve_and_heads(pruned: tuple[RunFolder, RunFolder
         torch.testing.assert_close(gates[name], expected[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("strategy", [FSDP, DDP], ids=["fsdp", "ddp"])
+def test_learning_from_the_dense_model(
+    tmp_path: Path, pretraining: Arguments, pruning: Arguments, strategy: tuple[str, ...]
+) -> None:
+    """With gates and after them, over bands; stopped in both phases, and the curve of one process."""
+    dense = RunFolder(tmp_path / "dense")
+    run(tmp_path / "output", "train.py", *pretraining(dense, "schedule.steps=5", BANDS, dropout=0.0))
+    taught = ("distill.weight=0.5", "distill.temperature=2", "distill.gates=true")
+    two, one = RunFolder(tmp_path / "two"), RunFolder(tmp_path / "one")
+    run(tmp_path / "output", "prune.py", *pruning(one, dense.last, *taught))
+    arguments = pruning(two, dense.last, *taught, *strategy)
+    for step in (8, 8):  # steps of this start, so the 16th of the run in the second
+        told = KillIn(STEP, step, number=signal.SIGTERM)
+        started = start_two(tmp_path, "prune.py", *arguments, kill_in=(None, told))
+        assert wait_for_both(started) == [143, 143], started[0].output + started[1].output
+    run_two(tmp_path, "prune.py", *arguments)
+    assert len(numbers(two, "divergence")) == 24
+    assert_same_curve(two, one, 1e-4, (*COLUMNS, "divergence", "loss_total"))
+
+
 def test_a_layer_without_heads(tmp_path: Path, pruning: Arguments, dense_without_dropout: RunFolder) -> None:
     """One head of eight is left: a layer has but its bias, and tensors without elements."""
     changes = ("gates.selection=random", "gates.target_sparsity=0.875")

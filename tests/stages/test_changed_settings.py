@@ -53,6 +53,9 @@ OTHER: dict[str, Any] = {
     "gates.learning_rate_ratio": 5.0,
     "gates.target_sparsity": None,
     "gates.target_gain": 1.0,
+    "distill.weight": 0.0,
+    "distill.temperature": 3.0,
+    "distill.gates": False,
 }
 STOP = 3  # then one more step with the setting changed
 
@@ -69,7 +72,7 @@ def with_value(settings: Any, name: str, value: Any) -> Any:
 
 
 def pruning(runs: Any, dense_run: RunFolder, **changes: Any) -> PruneSettings:
-    """A run that warms up and decays, with gates under a target until step 6 of 10."""
+    """A run that warms up and decays, with gates under a target until step 6 of 10, and a teacher."""
     settings = runs.pruning(
         "run",
         dense_run.last,
@@ -79,6 +82,8 @@ def pruning(runs: Any, dense_run: RunFolder, **changes: Any) -> PruneSettings:
         gates__lambda_warmup_steps=5,
         gates__target_sparsity=0.5,
         gates__initial_pi=0.5,
+        distill__weight=0.5,
+        distill__gates=True,
         eval__interval=0,
         **changes,
     )

@@ -63,7 +63,7 @@ def config(name: str = "run", seed: int = 1, **changes: Any) -> dict[str, Any]:
         *groups, last = dotted.split(".")
         target = values
         for group in groups:
-            target = target[group]
+            target = target.setdefault(group, {})
         target[last] = value
     return values
 
