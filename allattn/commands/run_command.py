@@ -61,8 +61,8 @@ def run_command(command: Command, arguments: Sequence[str]) -> None:
             refuse_unknown(config, command.schema)
             refuse_missing(config, command.name)
             expand_home(config)
-            if command.in_files:
-                check_labels(config)
+            check_labels(config)
+            if "name" in config:
                 own = name_job(config, swept)
                 if here and own is not None:
                     script = as_typed[: len(as_typed) - len(arguments)]

@@ -19,3 +19,12 @@ def test_a_checkpoints_text_is_refused(command_line: CommandLine) -> None:
     ended = command_line("prepare", "data=checkpoint")
     assert ended.status == 2
     assert "name the text itself" in ended.err
+
+
+def test_several_texts_are_prepared_by_one_command(
+    command_line: CommandLine, text_folder: Path, tmp_path: Path
+) -> None:
+    files = ["data=files", f"data.folder={text_folder}", f"data.cache_folder={tmp_path}/cache"]
+    done = command_line("prepare", "-m", *files, "data.minimum_count=1,2", "progress=false")
+    assert done.status == 0, done.err
+    assert done.out.count("vocabulary: ") == 2

@@ -76,8 +76,8 @@ def test_wheel_holds_every_module_and_every_setting(wheel: Path) -> None:
         names = {name for name in archive.namelist() if name.startswith("allattn/")}
     code = {path.relative_to(ROOT) for path in (ROOT / "allattn").rglob("*.py")}
     settings = {"allattn" / path.relative_to(ROOT) for path in (ROOT / "conf").rglob("*.yaml")}
-    card = Path("allattn/training/model_card.md.jinja")
-    assert {str(path) for path in code | settings | {card}} <= names
+    templates = {path.relative_to(ROOT) for path in (ROOT / "allattn").rglob("*.jinja")}
+    assert {str(path) for path in code | settings | templates} <= names
     assert not [name for name in names if "__pycache__" in name]
 
 
@@ -89,6 +89,7 @@ def test_every_command_runs_in_an_empty_folder(allattn: Allattn) -> None:
     gates = ["gates.freeze_step=2", "gates.lambda_warmup_steps=1"]
     pruned = allattn("prune", *TINY, last.format("demo"), "schedule.steps=4", *gates)
     printed = {
+        "prepare": allattn("prepare", "data=pydoc"),
         "train": trained,
         "prune": pruned,
         "evaluate": allattn("evaluate", last.format("demo-pruned"), "split=valid"),
