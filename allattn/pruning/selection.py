@@ -33,6 +33,7 @@ def select_heads(
     elif config.selection is Selection.magnitude:
         scores = magnitude_scores(model, batches)
     else:
+        assert config.selection in (Selection.gradient, Selection.iterative)
         scores = gradient_scores(model, batches)
     return keep_highest(scores, keep, config.scope)
 

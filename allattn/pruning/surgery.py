@@ -1,4 +1,4 @@
-"""Removal of heads: make a plan, look at it, apply it to configuration, weights and optimizer moments.
+"""Removal of heads: make a plan, look at it, apply it to configuration and weights.
 
 Removing head i takes {WQ_i, WK_i, WV_i, PK_i, PV_i, WO_i}, its block of the position projection, and
 u_i, v_i (method: structural removal). s_g stays the constant it was when the gates were decided.

@@ -245,3 +245,31 @@ def test_what_varies_beside_the_gates_can_be_named() -> None:
 def test_runs_on_different_texts_are_not_ranked(text: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"runs/a-1 .*; runs/b-1 .* choose those of one text by"):
         side_by_side([made_up(120, "a"), made_up(121, "b", text=text, **OFF["init"])], [])
+
+
+def test_an_iterative_run_goes_by_its_last_removal() -> None:
+    """Scores between its removals are of larger models; runs of other iterations are other variants."""
+    rows = [
+        {"step": step, "loss": 5.0, "valid_perplexity": value, "valid_loss": math.log(value)}
+        for step, value in ((100, 90.0), (300, 120.0), (400, 110.0))
+    ]
+    runs = []
+    for iterations, after in ((4, 100), (2, 200)):
+        settings = config(
+            f"run-{iterations}",
+            **{
+                "gates.selection": "iterative",
+                "gates.target_sparsity": 0.25,
+                "gates.iterations": iterations,
+            },
+        )
+        record = result(112.0) | {"steps": 400, "updates_after_cut": after}
+        runs.append(finished_run(settings["name"], settings["name"], settings, record, rows))
+    first = runs[0]
+    assert isinstance(first, ComparedRun)
+    assert (first.freeze_step, first.tokens_after_cut) == (300, 100 * 16 * 64)
+    best = first.best_validation()
+    assert best is not None
+    assert best.perplexity == 110.0
+    pruned = [row for row in side_by_side(runs, []).rows if row.pruned]
+    assert len(pruned) == 2
