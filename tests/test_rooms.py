@@ -7,6 +7,7 @@ PACKAGE = Path(__file__).parents[1] / "allattn"
 ORDER = [
     "errors",
     "randomness",
+    "devices",
     "files",
     "data",
     "model",

@@ -51,3 +51,25 @@ def layer_multiply_adds(config: ModelConfig, layer: int) -> int:
 def multiply_adds(config: ModelConfig) -> int:
     """Multiply-adds of all layers per token (see `layer_multiply_adds`); the softmax is not included."""
     return sum(layer_multiply_adds(config, layer) for layer in range(config.layers))
+
+
+def training_multiply_adds(config: ModelConfig, segment_length: int) -> float:
+    """Multiply-adds of training per token: forward, and twice as many backward.
+
+    Counted are the layers, with the keys and values of the memory, which every segment projects anew, and of
+    the softmax what every token takes: head projection, first band and clusters. Not counted are what the
+    recomputing core computes a second time (MFU's convention), embedding and tails, whose share depends on
+    the text, position keys, which are the same for all streams, norms, dropout and the optimizer.
+
+    Args:
+        config: of the model, with a full memory.
+        segment_length: T; a segment of T tokens has M + T keys.
+    """
+    width, c, length = config.width, config.head_width, config.memory_length
+    keys = (length + segment_length) / segment_length  # for each query
+    visible = length + (1 if config.same_length else (1 + segment_length) / 2)  # by a query, on average
+    per_head = 2 * width * c * (1 + keys) + 3 * visible * c + 2 * config.persistent_vectors * c
+    layers = config.heads_kept_total * per_head + 2 * config.layers * width * config.feed_forward
+    first, tails = config.band_ends[0], len(config.band_ends) - 1
+    softmax = width * (first + tails + (width if tails else 0))
+    return 3 * (layers + softmax)

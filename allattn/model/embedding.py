@@ -5,11 +5,13 @@ projection to d. The tables, and the projections of all bands but the first, als
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from allattn.model.bands import places
 from allattn.model.config import ModelConfig
 from allattn.model.initial import normal_
 
@@ -44,29 +46,29 @@ class AdaptiveEmbedding(nn.Module):
         for projection in self.projections:
             normal_(projection, std=projection.shape[0] ** -0.5)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Embed `ids` (B, T) int64 -> (B, T, d)."""
+    def forward(self, ids: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+        """Embed `ids` (B, T) int64 -> (B, T, d); `counts` are the words in each band, if they are known."""
         flat = ids.reshape(-1)
         if len(self.tables) == 1:
             vectors = self._project(F.embedding(flat, self.tables[0]), 0)
         else:
-            vectors = self._banded(flat)
+            vectors = self._banded(flat, counts or [None] * len(self.tables))
         vectors = vectors.to(self.tables[0].dtype) * math.sqrt(self.width)  # the residual stream is not mixed
         if self.training and self.word_dropout > 0:
             kept = torch.rand(self.ends[-1], device=ids.device) >= self.word_dropout
             vectors = vectors * (kept[flat] / (1 - self.word_dropout)).unsqueeze(1)
         return self.dropout(vectors).view(*ids.shape, self.width)
 
-    def _banded(self, flat: Tensor) -> Tensor:
-        parts, places = [], []
+    def _banded(self, flat: Tensor, counts: Sequence[int | None]) -> Tensor:
+        parts, order = [], []
         start = 0
-        for band, (table, end) in enumerate(zip(self.tables, self.ends, strict=True)):
-            place = ((flat >= start) & (flat < end)).nonzero().squeeze(1)
+        for band, (table, end, count) in enumerate(zip(self.tables, self.ends, counts, strict=True)):
+            place = places((flat >= start) & (flat < end), count)
             parts.append(self._project(F.embedding(flat[place] - start, table), band))
-            places.append(place)
+            order.append(place)
             start = end
         # The bands partition the words, so the inverse of their order puts each vector back in its place.
-        return torch.cat(parts)[torch.argsort(torch.cat(places))]
+        return torch.cat(parts)[torch.argsort(torch.cat(order))]
 
     def _project(self, vectors: Tensor, band: int) -> Tensor:
         return vectors @ self.projections[band] if len(self.projections) else vectors

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from allattn.errors import InputError
 from allattn.model.attention import AllAttention
+from allattn.model.bands import BandCounts
 from allattn.model.config import ModelConfig, check_model
 from allattn.model.cores.inputs import Core
 from allattn.model.embedding import AdaptiveEmbedding
@@ -73,6 +74,7 @@ class AllAttentionLM(nn.Module):
         memory: Memory,
         multipliers: list[Tensor] | None = None,
         memory_length: int | None = None,
+        counts: BandCounts | None = None,
     ) -> tuple[Tensor, Memory]:
         """Nats of each target and the memory after the segment.
 
@@ -82,23 +84,33 @@ class AllAttentionLM(nn.Module):
             memory: from the call on the segment before, or `empty_memory`.
             multipliers: per layer (h,) s_g * g_i; None = no gates.
             memory_length: M when it differs from the configuration's.
+            counts: words of `ids` and `targets` by band, if they are known: nothing then waits for a GPU.
 
         Returns:
             (B, T) negative log-likelihoods in nats, 0 where not scored; the new memory.
         """
-        hidden, memory = self.hidden(ids, memory, multipliers, memory_length)
-        return self.softmax(hidden, targets, self.embedding), memory
+        in_bands, in_tails = (None, None) if counts is None else counts
+        hidden, memory = self.hidden(ids, memory, multipliers, memory_length, in_bands)
+        return self.softmax(hidden, targets, self.embedding, in_tails), memory
 
     def with_first_level(
-        self, ids: Tensor, targets: Tensor, memory: Memory, multipliers: list[Tensor] | None = None
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        memory: Memory,
+        multipliers: list[Tensor] | None = None,
+        counts: BandCounts | None = None,
     ) -> tuple[Tensor, Tensor, Memory]:
         """`forward` with the log-probabilities of the softmax's first level, (B, T, C), in the middle."""
-        hidden, memory = self.hidden(ids, memory, multipliers)
-        return *self.softmax.with_first_level(hidden, targets, self.embedding), memory
+        in_bands, in_tails = (None, None) if counts is None else counts
+        hidden, memory = self.hidden(ids, memory, multipliers, counts=in_bands)
+        return *self.softmax.with_first_level(hidden, targets, self.embedding, in_tails), memory
 
-    def first_level(self, ids: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    def first_level(
+        self, ids: Tensor, memory: Memory, counts: BandCounts | None = None
+    ) -> tuple[Tensor, Memory]:
         """Log-probabilities of the softmax's first level, (B, T, C), and the new memory."""
-        hidden, memory = self.hidden(ids, memory)
+        hidden, memory = self.hidden(ids, memory, counts=counts and counts.inputs)
         return self.softmax.first_level(hidden, self.embedding), memory
 
     def hidden(
@@ -107,11 +119,15 @@ class AllAttentionLM(nn.Module):
         memory: Memory,
         multipliers: list[Tensor] | None = None,
         memory_length: int | None = None,
+        counts: list[int] | None = None,
     ) -> tuple[Tensor, Memory]:
-        """Outputs of the last layer (B, T, d) and the new memory; arguments as in `forward`."""
+        """Outputs of the last layer (B, T, d) and the new memory.
+
+        Arguments as in `forward`; `counts` of the words of `ids` in each band.
+        """
         positions, window = self.positions_and_window(memory[0].shape[1] + ids.shape[1], memory_length)
         x, after = self.through_layers(
-            self.embedding(ids), memory, positions, window, multipliers, memory_length
+            self.embedding(ids, counts), memory, positions, window, multipliers, memory_length
         )
         return self.output_dropout(x), after
 

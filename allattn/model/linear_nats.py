@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from allattn.devices import no_autocast
+
 
 def linear_nats(x: Tensor, columns: Tensor, *pieces: Tensor) -> Tensor:
     """-log softmax([W_1; W_2; ...] x + [b_1; b_2; ...]) at each row's column.
@@ -51,7 +53,7 @@ class _LinearNats(torch.autograd.Function):
         for_x, _, *for_pieces = ctx.needs_input_grad
         dx: Tensor | None = None
         of_pieces: list[Tensor | None] = []
-        with torch.autocast(grad.device.type, enabled=False):
+        with no_autocast(grad.device):
             gradient = logits.exp_()  # of the logits: probabilities, less 1 at the column
             gradient.scatter_add_(1, columns.unsqueeze(1), -gradient.new_ones(len(x), 1))
             gradient *= grad.unsqueeze(1)

@@ -6,10 +6,14 @@ parameters; the head projection, the biases and the cluster rows belong to the s
 Everything here runs in float32 (or float64), also under mixed precision.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from allattn.devices import no_autocast
+from allattn.model.bands import places
 from allattn.model.config import ModelConfig
 from allattn.model.embedding import AdaptiveEmbedding
 from allattn.model.initial import normal_
@@ -41,31 +45,42 @@ class TiedAdaptiveSoftmax(nn.Module):
             normal_(self.cluster_weight, std=width**-0.5)
             nn.init.zeros_(self.cluster_bias)
 
-    def forward(self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        embedding: AdaptiveEmbedding,
+        counts: Sequence[int] | None = None,
+    ) -> Tensor:
         """Negative log-likelihood in nats of each target, in token order.
 
         Args:
             hidden: (B, T, d), any floating dtype.
             targets: (B, T) int64; a negative target is not scored and gets 0.
             embedding: the tied embedding.
+            counts: targets in each tail, if they are known.
 
         Returns:
             (B, T) float32 (float64 for float64 input). A band is computed for the words that lie in it.
         """
-        with torch.autocast(hidden.device.type, enabled=False):
+        with no_autocast(hidden.device):
             flat = self._wide(hidden).reshape(-1, hidden.shape[-1])
             nats = linear_nats(self._top(flat), self._column(targets), *self._head(embedding))
-            return self._with_tails(nats, flat, targets, embedding)
+            return self._with_tails(nats, flat, targets, embedding, counts)
 
     def with_first_level(
-        self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        embedding: AdaptiveEmbedding,
+        counts: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`forward`, and the log-probabilities of `first_level` that it takes: (B, T) and (B, T, C)."""
-        with torch.autocast(hidden.device.type, enabled=False):
+        with no_autocast(hidden.device):
             flat = self._wide(hidden).reshape(-1, hidden.shape[-1])
             log_probs = self.first_level(flat, embedding)  # (B * T, C)
             nats = -log_probs.gather(1, self._column(targets).unsqueeze(1)).squeeze(1)
-            nats = self._with_tails(nats, flat, targets, embedding)
+            nats = self._with_tails(nats, flat, targets, embedding, counts)
             return nats, log_probs.view(*targets.shape, -1)
 
     def first_level(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
@@ -73,14 +88,14 @@ class TiedAdaptiveSoftmax(nn.Module):
 
         (..., d) -> (..., C) float32 (float64 for float64 input).
         """
-        with torch.autocast(hidden.device.type, enabled=False):
+        with no_autocast(hidden.device):
             top, head = self._top(self._wide(hidden)), self._head(embedding)
             logits = [F.linear(top, *piece) for piece in zip(head[::2], head[1::2], strict=True)]
             return torch.cat(logits, dim=-1).log_softmax(dim=-1)
 
     def log_probs(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """Log-probability of every word: (..., d) -> (..., V) float32 (float64 for float64 input)."""
-        with torch.autocast(hidden.device.type, enabled=False):
+        with no_autocast(hidden.device):
             flat = self._wide(hidden).reshape(-1, hidden.shape[-1])
             head_log_probs, first = self.first_level(flat, embedding), self.ends[0]
             parts = [head_log_probs[:, :first]]
@@ -99,14 +114,19 @@ class TiedAdaptiveSoftmax(nn.Module):
         return column
 
     def _with_tails(
-        self, nats: Tensor, flat: Tensor, targets: Tensor, embedding: AdaptiveEmbedding
+        self,
+        nats: Tensor,
+        flat: Tensor,
+        targets: Tensor,
+        embedding: AdaptiveEmbedding,
+        counts: Sequence[int] | None,
     ) -> Tensor:
         """(R,) nats of the first level and (R, d) hidden vectors -> (B, T) nats of the targets."""
         words = targets.reshape(-1)
-        for tail in range(self.tails):
+        for tail, count in enumerate(counts or [None] * self.tails):
             low, last = self.ends[tail], tail == self.tails - 1
             inside = (words >= low) & (last | (words < self.ends[tail + 1]))
-            place = inside.nonzero().squeeze(1)  # beyond the vocabulary: the last band raises
+            place = places(inside, count)  # beyond the vocabulary: the last band raises
             narrow = self._narrow(flat[place], tail, embedding)  # no rows: a gradient of zeros
             table, bias = embedding.tables[tail + 1], self.biases[tail + 1]
             within = linear_nats(narrow, words[place] - low, table, bias)

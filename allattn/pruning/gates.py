@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from allattn.devices import to_device
 from allattn.pruning.config import GatesConfig, Penalty
 
 
@@ -103,13 +104,11 @@ class HeadGates(nn.Module):
 
         `noise` is a CPU generator, so that every device and process draws the same gates.
         """
-        gates = []
-        for pi in self.pi:
-            u = torch.rand(pi.shape, generator=noise, dtype=torch.float64)
-            tiny = torch.finfo(torch.float32).tiny
-            u = u.clamp(tiny, 1 - torch.finfo(torch.float32).eps).to(pi.device, pi.dtype)
-            gates.append(sample_gates(pi, u, self.config))
-        return gates
+        u = torch.cat([torch.rand(pi.shape, generator=noise, dtype=torch.float64) for pi in self.pi])
+        float32, pi = torch.finfo(torch.float32), self.pi[0]
+        u = to_device(u.clamp(float32.tiny, 1 - float32.eps).to(pi.dtype), pi.device)  # of all layers
+        by_layer = u.split([len(pi) for pi in self.pi])
+        return [sample_gates(pi, u, self.config) for pi, u in zip(self.pi, by_layer, strict=True)]
 
     def decide(self) -> list[Tensor]:
         """`decide_gates` of these gates."""
@@ -118,7 +117,7 @@ class HeadGates(nn.Module):
     def scales(self, gates: Sequence[Tensor]) -> list[Tensor]:
         """s_g of every layer."""
         if not self.config.output_scaling:
-            return [g.new_tensor(s) for g, s in zip(gates, self.constant_scales, strict=True)]
+            return [g.new_full((), s) for g, s in zip(gates, self.constant_scales, strict=True)]
         if not self.config.scale_gradient:
             gates = [g.detach() for g in gates]
         return [output_scale(g, self.original_heads) for g in gates]

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from allattn.devices import to_device
 from allattn.model.language_model import AllAttentionLM
+from allattn.model.words import words_of
 from allattn.pruning.config import GatesConfig, Scope, Selection
 from allattn.pruning.gates import heads_to_keep
 
@@ -60,35 +62,38 @@ def magnitude_scores(model: AllAttentionLM, batches: Batches) -> list[Tensor]:
         batches: the text, memory carried from one to the next; tokens whose target is negative do not count.
     """
     c, layers = model.config.head_width, model.stack
-    sums = [torch.zeros(len(layer.heads_kept), dtype=torch.float64) for layer in layers]
-    scored = torch.empty(0)  # of the batch that is being read, (B, T)
+    device = model.positions.table.device
+    sums = [torch.zeros(len(layer.heads_kept), dtype=torch.float64, device=device) for layer in layers]
+    scored = torch.empty(0)  # places among the B * T tokens of the batch that is being read
     tokens = 0
 
     def note(layer: int) -> RemovableHandle:
         def hook(_: torch.nn.Module, args: tuple[Tensor]) -> None:
-            z = args[0].unflatten(-1, (-1, c))  # (B, T, h, c)
-            sums[layer] += z.norm(dim=-1)[scored].sum(0, dtype=torch.float64).cpu()  # (h,)
+            norms = args[0].unflatten(-1, (-1, c)).norm(dim=-1).flatten(0, 1)  # (B*T, h)
+            sums[layer] += norms[scored].sum(0, dtype=torch.float64)
 
         return layers[layer].output.register_forward_pre_hook(hook)
 
-    device = model.positions.table.device
     handles = [note(layer) for layer in range(len(layers))]
     training = model.training
     model.eval()
     with torch.no_grad():
         memory = None
         for inputs, targets in batches:
-            scored = (targets >= 0).to(device)
-            tokens += int(scored.sum())
+            counted = (targets.flatten() >= 0).nonzero().squeeze(1)
+            tokens += len(counted)
+            scored = to_device(counted, device)
             memory = model.empty_memory(len(inputs)) if memory is None else memory
-            _, memory = model.hidden(inputs.to(device), memory)
+            words = words_of(inputs, targets, model)
+            in_bands = words.counts and words.counts.inputs
+            _, memory = model.hidden(words.inputs, memory, counts=in_bands)
     model.train(training)
     for handle in handles:
         handle.remove()
     scores = []
     for layer, total in zip(layers, sums, strict=True):
         block = layer.output.weight.detach().cpu().unflatten(1, (len(layer.heads_kept), c))  # (d, h, c)
-        scores.append(block.norm(dim=(0, 2)) * (total / max(tokens, 1)).to(block.dtype))
+        scores.append(block.norm(dim=(0, 2)) * (total.cpu() / max(tokens, 1)).to(block.dtype))
     return scores
 
 
@@ -98,7 +103,7 @@ def gradient_scores(model: AllAttentionLM, batches: Batches) -> list[Tensor]:
     Michel, Levy, Neubig, *Are Sixteen Heads Really Better than One?* (2019). L is a segment's summed loss, so
     a segment counts by its tokens. Arguments as of `magnitude_scores`.
     """
-    layers, device = model.stack, model.positions.table.device
+    layers = model.stack
     sums = [layer.output.weight.new_zeros(len(layer.heads_kept)) for layer in layers]
     training = model.training
     model.eval()
@@ -109,7 +114,8 @@ def gradient_scores(model: AllAttentionLM, batches: Batches) -> list[Tensor]:
             total.new_full((len(total),), layer.scale).requires_grad_()
             for total, layer in zip(sums, layers, strict=True)
         ]
-        nats, memory = model(inputs.to(device), targets.to(device), memory, gates)
+        words = words_of(inputs, targets, model)
+        nats, memory = model(words.inputs, words.targets, memory, gates, counts=words.counts)
         used = [gate for gate in gates if gate.numel()]
         gradients = iter(torch.autograd.grad(nats.sum(), used))
         for total, gate in zip(sums, gates, strict=True):

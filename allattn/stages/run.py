@@ -37,7 +37,7 @@ from allattn.training.loading import build_model
 from allattn.training.loggers import finish_loggers, log_result, make_loggers
 from allattn.training.resumable_settings import TEXT, chosen, listed
 from allattn.training.run_folder import RunFolder, open_run_folder
-from allattn.training.runner import fit, scoring_device, training_core
+from allattn.training.runner import fit, scoring_device, training_core, training_precision
 from allattn.training.scoring import evaluation_stream, score_split
 from allattn.training.wandb_variables import with_variables
 from allattn.training.world import is_first_process, joined
@@ -103,11 +103,13 @@ class Run(Generic[Settings]):
         self.corpus, self.record = corpus, record
 
     def start_logging(self) -> None:
-        """Write config.yaml, now that nothing is refused; open metrics.csv and the W&B run; name the core."""
+        """Write config.yaml, now that nothing is refused; open the loggers; say core and precision."""
         settings = self.settings
         if is_first_process():
             self.folder.write_config(plain(settings))
-            print(f"attention core: {training_core(settings.trainer)}")
+            print(
+                f"attention core: {training_core(settings.trainer)}; precision: {settings.trainer.precision}"
+            )
         about = plain(settings) | {"environment": environment(), "corpus": corpus_record(self.corpus)}
         self.loggers = make_loggers(
             settings.logger, self.folder.path, settings.name, settings.stage, settings.tags, about, self.step
@@ -203,6 +205,7 @@ class Run(Generic[Settings]):
             "seed": settings.seed,
             "environment": environment(),
             "core": training_core(settings.trainer),
+            "precision": settings.trainer.precision,
             **about,
             "checkpoint": str(self.folder.last),
             "corpus": corpus_record(self.corpus),
@@ -264,7 +267,8 @@ def open_run(settings: Settings, *phases: Phase) -> Iterator[Run[Settings]]:
     Raises:
         InputError: as `with_variables`, `joined` and `open_run_folder`.
     """
-    settings = replace(settings, logger=with_variables(settings.logger, os.environ))
+    trainer = replace(settings.trainer, precision=training_precision(settings.trainer))
+    settings = replace(settings, logger=with_variables(settings.logger, os.environ), trainer=trainer)
     path = user_path("runs_folder", settings.runs_folder) / settings.name
     held: AbstractContextManager[RunFolder] = nullcontext(RunFolder(path))  # the first holds it for all
     with joined(settings.trainer):

@@ -18,6 +18,7 @@ from allattn.training.run_folder import RunFolder
 from allattn.training.scoring import Score
 from allattn.training.sharding import is_finite
 from allattn.training.signals import StopSignals
+from allattn.training.utilization import utilization
 
 MOST_SKIPPED = 24  # in a row: fp16's loss scale begins at 2**16 and is halved each time
 
@@ -34,6 +35,7 @@ class BetweenSteps(Callback):
         evaluation_interval: optimizer steps between scorings; 0 = only at the end.
         checkpoint_interval: optimizer steps between checkpoints.
         tokens_per_step: B * T.
+        peak: FLOP/s of all devices together; None = unknown, and no mfu in the rows.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class BetweenSteps(Callback):
         evaluation_interval: int,
         checkpoint_interval: int,
         tokens_per_step: int,
+        peak: float | None = None,
     ) -> None:
         self.signals = signals
         self.folder = folder
@@ -55,6 +58,7 @@ class BetweenSteps(Callback):
         self.evaluation_interval = evaluation_interval
         self.checkpoint_interval = checkpoint_interval
         self.tokens_per_step = tokens_per_step
+        self.peak = peak
         self._step = -1
         self._skipped = 0  # updates in a row whose gradient was not finite
         self._timed_from = (0.0, 0)
@@ -111,6 +115,9 @@ class BetweenSteps(Callback):
         now = time.perf_counter()
         row["tokens_seen"] = task.tokens_seen()
         row["tokens_per_second"] = (step - first) * self.tokens_per_step / (now - began)
+        if self.peak:
+            config, length = task.model.config, task.schedule.segment_length
+            row["mfu"] = utilization(config, length, row["tokens_per_second"], self.peak)
         row["peak_memory_gib"] = _peak_memory(task.device) / 2**30
         self._timed_from = (now, step)
         speed = f"{row['tokens_per_second']:,.0f} tok/s"

@@ -9,7 +9,7 @@ from allattn.model.config import ModelConfig
 
 STRATEGIES = ("auto", "ddp", "fsdp")  # auto: one process, or ddp where there are several
 CORES = ("auto", "plain", "recompute")  # attention cores: see allattn/model/cores/choose.py
-PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")  # of weights and products
+PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "16-mixed")  # of weights and products
 
 
 class OptimizerName(Enum):
@@ -90,12 +90,15 @@ class TrainerConfig:
     devices: int = 1
     num_nodes: int = 1
     strategy: str = "auto"  # ddp: whole weights in every process; fsdp: a part of every weight in each
-    precision: str = "32-true"
+    precision: str = (
+        "auto"  # bf16-mixed on a GPU that has bfloat16, 16-mixed on another one, 32-true on a CPU
+    )
     accumulation: int = 1  # groups of streams per update; does not change the update, only its memory
     log_interval: int = 50  # optimizer steps between rows of metrics
     checkpoint_interval: int = 1_000  # optimizer steps between checkpoints
     core: str = "auto"  # of attention; recompute keeps no probabilities for the backward pass, plain does
     compile: bool = False  # torch.compile the layers: for GPUs, on a CPU it is slower
+    peak_flops: float | None = None  # FLOP/s of one device, for mfu; null: by the GPU's name, if it is known
     progress: bool = True  # on standard error: a bar on a terminal, else a line every log_interval
 
 
@@ -166,11 +169,13 @@ def check_training(
             "trainer.core=recompute does not go with trainer.compile=true, which sees nothing inside it: "
             "take trainer.core=auto (plain when compiled) or trainer.compile=false"
         )
-    if trainer.strategy == "fsdp" and trainer.precision not in ("32-true", "bf16-mixed"):
+    if trainer.strategy == "fsdp" and trainer.precision not in ("auto", "32-true", "bf16-mixed"):
         raise InputError(
             f"trainer.strategy=fsdp does not go with trainer.precision={trainer.precision}: take 32-true or "
             "bf16-mixed"
         )
+    if trainer.peak_flops is not None and not 0 < trainer.peak_flops < math.inf:
+        raise InputError(f"trainer.peak_flops={trainer.peak_flops}: must be positive and finite, or null")
     for group, settings in (("optimizer", optimizer), ("schedule", schedule), ("eval", evaluation)):
         refuse_non_finite(group, settings)
     for name in ("weight_decay", "gradient_clip", "eps"):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from allattn.data.segments import Segment
 from allattn.model.language_model import AllAttentionLM, Memory
+from allattn.model.words import words_of
 from allattn.pruning.config import DistillConfig
 from allattn.training.segment_memory import memory_before
 
@@ -46,7 +47,8 @@ class NoTeacher:
             Scalars by column of metrics: `loss` in nats per token, and with a teacher `divergence`, the KL
             divergence per token in nats.
         """
-        nats, after = model(batch.inputs, batch.targets, memory, multipliers)
+        words = words_of(batch.inputs, batch.targets, model)
+        nats, after = model(words.inputs, words.targets, memory, multipliers, counts=words.counts)
         return {"loss": nats.mean()}, after
 
     def total(self, losses: dict[str, Tensor]) -> Tensor:
@@ -82,10 +84,11 @@ class Teacher(NoTeacher):
         self, model: AllAttentionLM, batch: Segment, memory: Memory, multipliers: list[Tensor] | None
     ) -> tuple[dict[str, Tensor], Memory]:
         """Both models read the micro-batch."""
-        nats, ours, after = model.with_first_level(batch.inputs, batch.targets, memory, multipliers)
+        inputs, targets, counts = words_of(batch.inputs, batch.targets, model)
+        nats, ours, after = model.with_first_level(inputs, targets, memory, multipliers, counts)
         with torch.no_grad():
             before = memory_before(self.memory, batch, self.model)
-            theirs, self.memory[batch.group] = self.model.first_level(batch.inputs, before)
+            theirs, self.memory[batch.group] = self.model.first_level(inputs, before, counts)
         return {"loss": nats.mean(), "divergence": divergence(theirs, ours, self.config.temperature)}, after
 
     def total(self, losses: dict[str, Tensor]) -> Tensor:

@@ -82,7 +82,8 @@ def make_optimizer(
     Args:
         groups: from `parameter_groups`.
         config: name, learning rate, betas, eps.
-        fused: AdamW as one kernel; not with fp16, whose gradients must be unscaled before clipping.
+        fused: AdamW as one kernel, Muon's on GPUs alone; not with fp16, whose gradients must be unscaled
+            before clipping.
 
     Returns:
         The optimizer; a state dict that it loads does not change its options (weight decay, betas, ...).
@@ -102,7 +103,8 @@ def _new_optimizer(
         groups = [{**group, "adam": group["name"] == "gates", "adam_debias": True} for group in groups]
         return WholeNormLamb(groups, lr=config.learning_rate, betas=betas, eps=config.eps)
     if config.name is OptimizerName.muon:
-        return MuonWithAdamW(groups, config.learning_rate, betas, config.eps)
+        on_gpu = all(p.is_cuda for group in groups for _, p in group["params"])
+        return MuonWithAdamW(groups, config.learning_rate, betas, config.eps, fused and on_gpu)
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.eps, fused=fused)
 
 
@@ -146,10 +148,15 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float
+        self,
+        groups: list[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        fused: bool = False,
     ) -> None:
         muon = torch.optim.Muon([torch.zeros(1, 1)], lr=lr, adjust_lr_fn="match_rms_adamw")
-        adamw = torch.optim.AdamW([torch.zeros(1)], lr=lr, betas=betas, eps=eps)
+        adamw = torch.optim.AdamW([torch.zeros(1)], lr=lr, betas=betas, eps=eps, fused=fused)
         super().__init__(groups, {**adamw.defaults, **muon.defaults, "lr": lr, "betas": betas, "eps": eps})
         self._parts = (muon, adamw)
 

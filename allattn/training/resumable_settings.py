@@ -12,7 +12,15 @@ from allattn.pruning.phase import Phase
 from allattn.training.flat_names import flat
 
 # Change nothing about the run: where it lies, what is shown of it, where it is also logged.
-FREE = ("name", "runs_folder", "resume", "logger", "trainer.progress", "data.cache_folder")
+FREE = (
+    "name",
+    "runs_folder",
+    "resume",
+    "logger",
+    "trainer.progress",
+    "trainer.peak_flops",
+    "data.cache_folder",
+)
 # What counts is what they lead to: the text's fingerprint and the vocabulary's hash.
 TEXT = (
     "data.source",

@@ -4,6 +4,7 @@ import logging
 import signal
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import lightning as L
@@ -15,6 +16,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from allattn.data.corpus import Corpus
 from allattn.data.segments import SegmentStream
+from allattn.devices import float32_products
 from allattn.errors import InputError, Interrupted, first_line
 from allattn.model.cores.choose import CORES, choose
 from allattn.training.between_steps import BetweenSteps
@@ -26,6 +28,7 @@ from allattn.training.run_folder import RunFolder
 from allattn.training.scoring import Score, score_split
 from allattn.training.sharding import ShardedStrategy
 from allattn.training.signals import StopSignals
+from allattn.training.utilization import peak_flops
 
 # Lightning's remarks about loaders that are not DataLoaders, about its own logging, which is not used, and
 # about Slurm's srun, which is one of several ways to start a run.
@@ -63,6 +66,17 @@ def scoring_device(trainer_config: TrainerConfig) -> torch.device:
 def training_core(trainer_config: TrainerConfig) -> str:
     """Name of the attention core that training computes with."""
     return choose(trainer_config.core, scoring_device(trainer_config), trainer_config.compile)
+
+
+def training_precision(trainer_config: TrainerConfig) -> str:
+    """What training computes in; auto follows the device, and fsdp, which does not go with 16-mixed."""
+    if trainer_config.precision != "auto":
+        return trainer_config.precision
+    if scoring_device(trainer_config).type != "cuda":
+        return "32-true"
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return "bf16-mixed"
+    return "32-true" if trainer_config.strategy == "fsdp" else "16-mixed"
 
 
 def check_precision(trainer_config: TrainerConfig) -> None:
@@ -121,10 +135,14 @@ def fit(
     schedule, evaluation, trainer_config = task.schedule, settings.eval, settings.trainer
     start, last_step = steps.start, steps.stop
 
+    device = scoring_device(trainer_config)
+    peak = peak_flops(trainer_config.peak_flops, device)
+
     def evaluate(running: LanguageTask) -> Score:
         rank, world_size = running.global_rank, running.trainer.world_size
         gates = running.gates.decided_multipliers()
-        return score_split(running.model, corpus, "valid", evaluation, gates, rank, world_size)
+        with float32_products("highest"):  # as the finished model is scored
+            return score_split(running.model, corpus, "valid", evaluation, gates, rank, world_size)
 
     signals = StopSignals()
     between = BetweenSteps(
@@ -136,6 +154,7 @@ def fit(
         evaluation.interval,
         trainer_config.checkpoint_interval,
         schedule.batch_size * schedule.segment_length,
+        peak and peak * trainer_config.devices * trainer_config.num_nodes,
     )
     shown = [step_display(start, last_step, trainer_config.log_interval)] if trainer_config.progress else []
     trainer = _trainer(
@@ -143,7 +162,7 @@ def fit(
         devices=trainer_config.devices,
         num_nodes=trainer_config.num_nodes,
         strategy=_strategy(trainer_config),
-        precision=trainer_config.precision,
+        precision=training_precision(trainer_config),
         accumulate_grad_batches=trainer_config.accumulation,
         max_steps=last_step,
         max_epochs=-1,
@@ -175,7 +194,8 @@ def fit(
         trainer.global_rank,
         trainer.world_size,
     )
-    with signals, warnings.catch_warnings():
+    products = float32_products("high") if device.type == "cuda" else nullcontext()
+    with signals, products, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_BESIDE_THE_POINT)
         try:
             trainer.fit(task, stream, ckpt_path=folder.last if start else None, weights_only=True)

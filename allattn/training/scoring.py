@@ -13,6 +13,7 @@ from allattn.data.corpus import Corpus
 from allattn.data.segments import NOT_SCORED, EvaluationStream, Segment, WindowStream
 from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM
+from allattn.model.words import words_of
 from allattn.training.config import EvaluationConfig, EvaluationMode
 from allattn.training.display import watched
 from allattn.training.tally import NO_ARTICLES, ByArticle, Tally
@@ -79,7 +80,6 @@ def score(
         tally: of the segments' text, not used before; None = no sums by article.
         progress: show a bar on standard error, or lines where that is no terminal.
     """
-    device = model.positions.table.device
     training = model.training
     model.eval()
     nats, tokens = 0.0, 0
@@ -88,10 +88,13 @@ def score(
         for segment in watched(segments, "scoring", progress):
             if memory is None or segment.starts_over:
                 memory = model.empty_memory(len(segment.inputs))
-            targets = segment.targets.to(device)
-            losses, memory = model(segment.inputs.to(device), targets, memory, multipliers, memory_length)
-            nats += float(losses.cpu().double().sum())
-            tokens += int((targets >= 0).sum())
+            words = words_of(segment.inputs, segment.targets, model)
+            losses, memory = model(
+                words.inputs, words.targets, memory, multipliers, memory_length, words.counts
+            )
+            losses = losses.cpu()  # the only wait for the device
+            nats += float(losses.double().sum())
+            tokens += int((segment.targets >= 0).sum())
             if tally is not None:
                 tally.add(segment, losses)
     model.train(training)

@@ -99,12 +99,13 @@ def test_dense_runs_time_their_layers_too(walk: Walk, dense_run: RunFolder) -> N
 
 
 @pytest.mark.parametrize(("core", "computed"), [("auto", "recompute"), ("plain", "plain")])
-def test_a_run_says_and_records_its_core(
+def test_a_run_says_and_records_its_core_and_precision(
     runs: Any, capsys: pytest.CaptureFixture[str], core: str, computed: str
 ) -> None:
     folder = runs.run(runs.pretraining("run", trainer__core=core, schedule__steps=4))
-    assert capsys.readouterr().out.count(f"attention core: {computed}\n") == 1
-    assert json.loads(folder.result.read_text())["core"] == computed
+    assert capsys.readouterr().out.count(f"attention core: {computed}; precision: 32-true\n") == 1
+    result = json.loads(folder.result.read_text())
+    assert (result["core"], result["precision"]) == (computed, "32-true")
 
 
 def test_tokens_scored_are_all_after_the_first(walk: Walk) -> None:

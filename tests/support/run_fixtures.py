@@ -34,7 +34,7 @@ from allattn.training.metrics import read_metrics
 from allattn.training.run_folder import RunFolder
 
 DROPOUT = {f"{name}_dropout": 0.2 for name in ("attention", "projection", "input", "output", "word")}
-MEASURED = ("tokens_per_second", "peak_memory_gib")  # columns that no two runs share
+MEASURED = ("tokens_per_second", "peak_memory_gib", "mfu")  # columns that no two runs share
 STEPS = 10
 
 

@@ -15,13 +15,13 @@ The arithmetic is that of the plain core; what differs is what is kept and moved
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from allattn.devices import no_autocast
 from allattn.model.cores.inputs import CoreInputs
 from allattn.model.cores.workspace import Workspace
 
@@ -29,12 +29,6 @@ from allattn.model.cores.workspace import Workspace
 def _by_head(x: Tensor) -> Tensor:
     """(..., h, c) -> (h, ..., c), contiguous."""
     return x.movedim(-2, 0).contiguous()
-
-
-def _no_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Products in the dtype of what they are given, on a device that knows nothing of autocast too."""
-    known = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 
 class _Heads:
@@ -190,7 +184,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         tensors, masks = saved[:8], saved[8:]
-        with _no_autocast(grad.device):
+        with no_autocast(grad.device):
             heads = _Heads(CoreInputs._make((*tensors, *ctx.numbers)), ctx.workspace)
             return None, None, *heads.backward(grad, masks, ctx.needs_input_grad[2:])
 
@@ -202,7 +196,7 @@ def attend_recompute(inputs: CoreInputs, workspace: Workspace) -> Tensor:
     exact probability of keeping it.
     """
     dtype, device = inputs.q.dtype, inputs.q.device
-    with _no_autocast(device):
+    with no_autocast(device):
         tensors = tuple(x.to(dtype) for x in inputs.tensors)
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             result: Tensor = _Attend.apply(workspace, inputs.numbers, *tensors)
