@@ -222,8 +222,8 @@ def test_noise_is_shared_over_the_batch(random_model: Models, monkeypatch: pytes
     seen: list[Tensor] = []
     forward = AllAttentionLM.forward
 
-    def watched(self: AllAttentionLM, *args: Any) -> Any:
-        nats, memory = forward(self, *args)
+    def watched(self: AllAttentionLM, *args: Any, **known: Any) -> Any:
+        nats, memory = forward(self, *args, **known)
         seen.append(nats)
         return nats, memory
 
