@@ -258,7 +258,7 @@ def test_without_data_loss_every_gate_falls_and_closes(random_model: Models, nam
     optimizer_config = OptimizerConfig(name=name, learning_rate=0.002)
     task = gate_task(random_model(), optimizer_config, lambda_max=0.1, lambda_warmup_steps=0)
     zero = torch.zeros(2, 6)
-    task.model.forward = lambda *args: (zero, [])  # type: ignore[method-assign]
+    task.model.forward = lambda *args, counts: (zero, [])  # type: ignore[method-assign]
     optimizer = make_optimizer(
         parameter_groups(task.model, task.gates, optimizer_config, 10.0), optimizer_config
     )

@@ -114,8 +114,8 @@ def test_nan_in_the_data_path(runs: Any, monkeypatch: pytest.MonkeyPatch, dense_
     """An embedding row of one word turns NaN: the first step that reads the word is the last."""
     forward = AllAttentionLM.forward
 
-    def spoilt(self: AllAttentionLM, ids: torch.Tensor, *args: Any) -> Any:
-        nats, memory = forward(self, ids, *args)
+    def spoilt(self: AllAttentionLM, ids: torch.Tensor, *args: Any, **known: Any) -> Any:
+        nats, memory = forward(self, ids, *args, **known)
         return torch.where(ids == 7, torch.nan, nats), memory
 
     monkeypatch.setattr(AllAttentionLM, "forward", spoilt)

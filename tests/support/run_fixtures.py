@@ -92,7 +92,7 @@ class Runs:
             ),
             "eval": EvaluationConfig(rows=3, segment_length=8, interval=4),
             "trainer": TrainerConfig(
-                accelerator="cpu", log_interval=1, checkpoint_interval=3, progress=False
+                accelerator="cpu", precision="32-true", log_interval=1, checkpoint_interval=3, progress=False
             ),
             "logger": LoggerConfig(wandb=WandbMode.none),
         }

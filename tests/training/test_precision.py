@@ -35,8 +35,8 @@ def test_auto_follows_the_device(
 
 def test_on_a_cpu_auto_is_32_true(runs: Any, rows: Any) -> None:
     """In every number and in the record, so a run of either goes on as the other."""
-    auto = runs.run(runs.pretraining("auto", schedule__steps=4))
-    named = runs.run(runs.pretraining("named", schedule__steps=4, trainer__precision="32-true"))
+    auto = runs.run(runs.pretraining("auto", schedule__steps=4, trainer__precision="auto"))
+    named = runs.run(runs.pretraining("named", schedule__steps=4))
     assert rows(auto) == rows(named)
     assert yaml.safe_load(auto.config.read_text())["trainer"]["precision"] == "32-true"
     assert json.loads(auto.result.read_text())["precision"] == "32-true"
@@ -44,13 +44,13 @@ def test_on_a_cpu_auto_is_32_true(runs: Any, rows: Any) -> None:
 
 def test_a_run_of_32_true_goes_on_under_auto(runs: Any, stop: Any, rows: Any) -> None:
     whole = runs.run(runs.pretraining("whole"))
-    named = runs.pretraining("run", trainer__precision="32-true")
+    named = runs.pretraining("run")
     stop.by_signal(lambda: runs.run(named), 5)
-    assert rows(runs.run(runs.pretraining("run"))) == rows(whole)
+    assert rows(runs.run(runs.pretraining("run", trainer__precision="auto"))) == rows(whole)
 
 
 def test_another_precision_still_has_to_be_asked_for(runs: Any, stop: Any) -> None:
     mixed = runs.pretraining("run", trainer__precision="bf16-mixed")
     stop.by_signal(lambda: runs.run(mixed), 5)
     with pytest.raises(InputError, match=r"trainer\.precision: bf16-mixed -> 32-true"):
-        runs.run(runs.pretraining("run"))
+        runs.run(runs.pretraining("run", trainer__precision="auto"))
