@@ -28,10 +28,11 @@ from allattn.model.cores.choose import CORES
 from allattn.model.generation import generate_tokens
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning import selection
-from allattn.pruning.config import GatesConfig, Penalty, Scope
+from allattn.pruning.config import DistillConfig, GatesConfig, Penalty, Scope
 from allattn.pruning.objective import FrozenGates, NoGates, Objective, learned_gates
 from allattn.pruning.surgery import cut_tensor, plan_removal
 from allattn.training.config import OptimizerConfig, OptimizerName, ScheduleConfig
+from allattn.training.distillation import Teacher
 from allattn.training.lamb import WholeNormLamb
 from allattn.training.language_task import LanguageTask
 from allattn.training.optimizers import clip_gradients, make_optimizer, set_learning_rates
@@ -113,6 +114,16 @@ def test_a_training_step(device: str, kind: str, core: str) -> None:
     assert all(p.grad is not None and p.grad.device == p.device for p in trained)
     step = {name: value for name, value in task.last.items() if isinstance(value, Tensor)}
     assert "loss" in step, "measured, and not read"
+
+
+def test_a_training_step_with_a_teacher(device: str) -> None:
+    model, dense = made(device).train(), made(device)
+    teacher = Teacher(dense, DistillConfig(weight=0.5))
+    task = LanguageTask(model, NoGates(), OptimizerConfig(), ScheduleConfig(), 1, teacher=teacher)
+    for starts_over in (True, False):
+        task.training_step(segment(starts_over), 0).backward()
+    assert {name: x.device.type for name, x in task.last.items()} == {"loss": device, "divergence": device}
+    assert all(x.device.type == device for x in teacher.memory[0])
 
 
 @pytest.mark.parametrize("name", OptimizerName, ids=str)
