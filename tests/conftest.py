@@ -11,7 +11,8 @@ from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM
 
 pytest_plugins = [
-    f"support.{name}_fixtures" for name in ("text", "model", "run", "process", "study", "command")
+    f"support.{name}_fixtures"
+    for name in ("text", "model", "huggingface", "run", "process", "study", "command")
 ]  # texts, models, runs in this process, runs in processes of their own, made-up studies, command lines
 
 

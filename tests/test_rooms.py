@@ -19,6 +19,7 @@ ORDER = [
     "stages",
     "comparison",
     "benchmark",
+    "huggingface",
     "commands",
 ]
 STRANGERS = {("model", "data"), ("pruning", "data")}  # rooms that do not know each other

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from allattn.model.attention import AllAttention
-from allattn.model.language_model import AllAttentionLM
+from allattn.model.language_model import AllAttentionLM, Memory
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ class Cache:
     def memory_length(self) -> int:
         """M."""
         return self.layers[0].keys.shape[2] - 1
+
+    def select(self, rows: Tensor) -> "Cache":
+        """A copy with the rows `rows` (k,) int64, any of them more than once."""
+        layers = [LayerCache(kept.keys[rows], kept.values[rows], kept.position_keys) for kept in self.layers]
+        return Cache(layers, self.present)
 
 
 @torch.no_grad()
@@ -61,12 +66,28 @@ def read(model: AllAttentionLM, ids: Tensor, memory_length: int | None = None) -
     if model.training:
         raise ValueError("reading with dropout: call model.eval() first")
     length = model.config.memory_length if memory_length is None else memory_length
-    positions = model.positions(length + 1, length)
     memory = model.empty_memory(len(ids))
     for segment in ids.split(length if model.config.same_length else 1, dim=1):
         hidden, memory = model.hidden(segment, memory, memory_length=length)
+    return hidden[:, -1], from_memory(model, memory, length)
+
+
+@torch.no_grad()
+def from_memory(model: AllAttentionLM, memory: Memory, memory_length: int | None = None) -> Cache:
+    """The cache from which `step` goes on after a text that was read in segments.
+
+    Args:
+        model: in evaluation mode.
+        memory: after the text, at most M positions.
+        memory_length: M, at least 1; None = the model's.
+
+    Raises:
+        InputError: the position table has fewer than M + 1 rows.
+    """
+    length = model.config.memory_length if memory_length is None else memory_length
+    positions = model.positions(length + 1, length)
     layers = [_keep(layer, x, positions) for layer, x in zip(model.stack, memory, strict=True)]
-    return hidden[:, -1], Cache(layers, memory[0].shape[1])
+    return Cache(layers, memory[0].shape[1])
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 The head holds the first band's words and one cluster row per further band; a word of band i has
 log p = log p(cluster i) + log p(word | band i). Tables and tail projections are the embedding's own
 parameters; the head projection, the biases and the cluster rows belong to the softmax.
-Everything here runs in float32 (or float64), also under mixed precision.
+Everything here runs in float32 (or float64), also under mixed precision and with parameters in bfloat16.
 """
 
 from collections.abc import Sequence
@@ -100,8 +100,8 @@ class TiedAdaptiveSoftmax(nn.Module):
             head_log_probs, first = self.first_level(flat, embedding), self.ends[0]
             parts = [head_log_probs[:, :first]]
             for tail in range(self.tails):
-                narrow, table = self._narrow(flat, tail, embedding), embedding.tables[tail + 1]
-                within = F.linear(narrow, table, self.biases[tail + 1]).log_softmax(dim=1)
+                narrow = self._narrow(flat, tail, embedding)
+                within = F.linear(narrow, *self._tail(tail, embedding)).log_softmax(dim=1)
                 parts.append(head_log_probs[:, first + tail, None] + within)
             return torch.cat(parts, dim=1).view(*hidden.shape[:-1], self.ends[-1])
 
@@ -128,24 +128,29 @@ class TiedAdaptiveSoftmax(nn.Module):
             inside = (words >= low) & (last | (words < self.ends[tail + 1]))
             place = places(inside, count)  # beyond the vocabulary: the last band raises
             narrow = self._narrow(flat[place], tail, embedding)  # no rows: a gradient of zeros
-            table, bias = embedding.tables[tail + 1], self.biases[tail + 1]
-            within = linear_nats(narrow, words[place] - low, table, bias)
+            within = linear_nats(narrow, words[place] - low, *self._tail(tail, embedding))
             nats = nats.index_add(0, place, within)
         return nats.view(targets.shape).masked_fill(targets < 0, 0.0)
 
     def _top(self, flat: Tensor) -> Tensor:
         """(..., d) inputs of the head's linear map."""
-        return flat @ self.head_projection if self.tails else flat
+        return flat @ self._wide(self.head_projection) if self.tails else flat
 
     def _head(self, embedding: AdaptiveEmbedding) -> list[Tensor]:
         """Weight and bias of the first band, then of the clusters where there are any."""
-        words: list[Tensor] = [embedding.tables[0], self.biases[0]]
-        return [*words, self.cluster_weight, self.cluster_bias] if self.tails else words
+        pieces: list[Tensor] = [embedding.tables[0], self.biases[0]]
+        if self.tails:
+            pieces += [self.cluster_weight, self.cluster_bias]
+        return [self._wide(piece) for piece in pieces]
+
+    def _tail(self, tail: int, embedding: AdaptiveEmbedding) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the words of a further band."""
+        return self._wide(embedding.tables[tail + 1]), self._wide(self.biases[tail + 1])
 
     def _narrow(self, flat: Tensor, tail: int, embedding: AdaptiveEmbedding) -> Tensor:
         """(R, d) -> (R, width of the tail's band)."""
-        return flat @ embedding.projections[tail + 1].t()
+        return flat @ self._wide(embedding.projections[tail + 1]).t()
 
     @staticmethod
-    def _wide(hidden: Tensor) -> Tensor:
-        return hidden if hidden.dtype == torch.float64 else hidden.float()
+    def _wide(x: Tensor) -> Tensor:
+        return x if x.dtype == torch.float64 else x.float()
