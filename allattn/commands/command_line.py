@@ -13,7 +13,8 @@ COMMANDS = {  # each is the module of its name; it is imported when it is called
     "evaluate": "perplexity of a model, dense or pruned",
     "generate": "text that a model writes on from a prompt",
     "heads": "the heads that a model keeps and what that saves",
-    "export": "a model as a folder that loads without unpickling",
+    "export": "a model as a Hugging Face folder",
+    "lm-eval": "a model on tasks of lm-evaluation-harness",
     "compare": "pruning runs in one table, with pictures",
     "benchmark": "how fast the model is on this machine",
 }
@@ -25,7 +26,7 @@ def main() -> None:
     if name in ("-h", "--help"):
         print(overview())
     elif name in COMMANDS:
-        run_command(import_module(f"allattn.commands.{name}").COMMAND, arguments)
+        run_command(import_module(f"allattn.commands.{name.replace('-', '_')}").COMMAND, arguments)
     else:
         print(f"error: {no_such_command(name)}", file=sys.stderr)
         raise SystemExit(BAD_INPUT)

@@ -22,7 +22,7 @@ from allattn.training.weight_files import WEIGHTS_FILE
 class SavedSettings:
     """What every command on a saved model takes."""
 
-    checkpoint: str = MISSING  # of any phase; or an export's folder, or wandb:ENTITY/PROJECT/NAME:ALIAS
+    checkpoint: str = MISSING  # of any phase; an export's folder; wandb:...; huggingface:ORG/NAME
     device: str = "auto"  # cpu, cuda or cuda:N; auto = a GPU if there is one
     progress: bool = True  # say on a terminal what takes long
 

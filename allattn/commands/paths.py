@@ -16,6 +16,7 @@ PATHS = (  # of all commands
     "data.tokenizer",
     "data.train_file",
     "data.valid_file",
+    "file",
     "folder",
     "picture",
     "runs",

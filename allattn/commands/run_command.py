@@ -1,5 +1,6 @@
 """What every command shares: compose the settings with Hydra, run, and turn bad input into one line."""
 
+import logging
 import os
 import re
 import sys
@@ -50,6 +51,8 @@ def run_command(command: Command, arguments: Sequence[str]) -> None:
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing its own report
     make_output_last()
+    for name in ("httpx", "httpx2"):  # they log a line for each file of the hub, among the results
+        logging.getLogger(name).setLevel(logging.WARNING)
     as_typed = sys.argv
     reported: list[Exception] = []
 

@@ -138,7 +138,8 @@ class AllAttentionForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is None or not self.training:
             chosen = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.model.softmax.log_probs(hidden[:, chosen], self.model.embedding)
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, cache=cache if keep else None)  # type: ignore[arg-type]
+        kept: Any = cache if keep else None  # in the role of transformers' own
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, cache=kept)
         return output.to_tuple() if return_dict is False else output
 
     def _loss(

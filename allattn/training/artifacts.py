@@ -1,4 +1,4 @@
-"""Checkpoints as W&B artifacts: wandb:ENTITY/PROJECT/NAME:ALIAS in the place of a path."""
+"""Models elsewhere in the place of a path: W&B artifacts, wandb:ENTITY/PROJECT/NAME:ALIAS, and the hub's."""
 
 import os
 import re
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from allattn.errors import InputError, first_line
 from allattn.files import file_hash, user_path, write_atomically
+from allattn.training.hub_models import PREFIX as HUB_PREFIX
+from allattn.training.hub_models import hub_folder
 
 if TYPE_CHECKING:
     import wandb
@@ -17,13 +19,15 @@ _NOTE = "artifact.txt"  # beside a checkpoint: its hash and the artifact that it
 
 
 def local_checkpoint(reference: str) -> Path:
-    """Path of a checkpoint, downloaded first where `reference` names an artifact.
+    """Path of a checkpoint or an export, downloaded first where `reference` names one of W&B or the hub.
 
     An artifact lands in artifacts/ENTITY/PROJECT/NAME:VERSION, below WANDB_ARTIFACT_DIR if that is set.
 
     Raises:
-        InputError: the reference has another form, there is no login, or W&B does not give the artifact.
+        InputError: the reference has another form, there is no login, or W&B or the hub does not give it.
     """
+    if reference.startswith(HUB_PREFIX):
+        return hub_folder(reference.removeprefix(HUB_PREFIX))
     if not reference.startswith(PREFIX):
         return user_path("checkpoint", reference)
     name = reference.removeprefix(PREFIX)

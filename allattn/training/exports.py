@@ -28,8 +28,8 @@ from allattn.files import new_folder
 from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.surgery import absorb_scale
-from allattn.training.loading import TOKENIZER_FILE, checked_tokenizer
-from allattn.training.model_card import CardLabels, model_card
+from allattn.training.loading import TOKENIZER_FILE, checked_tokenizer, load_model
+from allattn.training.model_card import CardLabels, model_card, record_in
 from allattn.training.weight_files import (
     LARGEST_SHARD,
     read_headers,
@@ -55,6 +55,18 @@ class Export:
     sizes: ModelConfig
     weights: Path  # their file, or the list of their files
     prefix: str  # of their names
+
+
+def save_export(checkpoint: Path, folder: Path, result: dict[str, Any]) -> AllAttentionLM:
+    """Export a checkpoint of a run with this result, its tokenizer.json beside it.
+
+    Raises:
+        InputError: the checkpoint or its tokenizer cannot be used, or `write_export` refuses the folder.
+    """
+    loaded = load_model(checkpoint)
+    tokenizer = checked_tokenizer(checkpoint, {"allattn": loaded.meta})
+    record = record_in(result, loaded.model, loaded.meta)
+    return write_export(loaded.model, loaded.meta, tokenizer, folder, record=record)
 
 
 def write_export(
@@ -194,15 +206,18 @@ def _named_as_in_the_model(weights: dict[str, Any], prefix: str) -> dict[str, An
     }
 
 
+def special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
+    """What the special tokens are, by the names that transformers has for them."""
+    tokens, unknown = {"bos_token": EOS, "eos_token": EOS, "pad_token": EOS}, unknown_id(tokenizer)
+    return tokens if unknown is None else {**tokens, "unk_token": str(tokenizer.id_to_token(unknown))}
+
+
 def _about_tokens(tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
     """By file name, what transformers wants to know of the tokens.
 
     `<eos>` ends a line, not the text, so generation does not stop there; it begins a text and fills rows.
     """
-    eos, unknown = tokenizer.token_to_id(EOS), unknown_id(tokenizer)
-    tokens: dict[str, str | None] = {"bos_token": EOS, "eos_token": EOS, "pad_token": EOS}
-    if unknown is not None:
-        tokens["unk_token"] = tokenizer.id_to_token(unknown)
+    eos, tokens = tokenizer.token_to_id(EOS), special_tokens(tokenizer)
     return {
         "tokenizer_config.json": {
             "tokenizer_class": "AllAttentionTokenizer",

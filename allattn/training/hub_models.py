@@ -15,7 +15,7 @@ def hub_folder(name: str, **options: Any) -> Path:
     """The folder of a model's files, from the hub or from the Hugging Face cache.
 
     Args:
-        name: ORG/NAME, perhaps with @REVISION.
+        name: ORG/NAME, perhaps with @REVISION, a branch, tag or commit.
         options: of `huggingface_hub.snapshot_download`.
 
     Raises:

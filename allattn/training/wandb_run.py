@@ -7,15 +7,17 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
 from allattn.errors import InputError, first_line
-from allattn.files import write_atomically
+from allattn.files import PARTIAL, write_atomically
 from allattn.pictures.pi import pi_pixels
 from allattn.training.artifacts import artifact_source, note_artifact, to_be_uploaded
 from allattn.training.config import LoggerConfig, WandbMode
+from allattn.training.exports import save_export
 from allattn.training.flat_names import flat
 from allattn.training.wandb_variables import agents_id, hidden
 
@@ -142,8 +144,16 @@ class WandbRun(Logger):
             self._safely(lambda: self._put_up(result, checkpoint, tokenizer))
 
     def _put_up(self, result: dict[str, Any], checkpoint: Path, tokenizer: Path) -> None:
-        artifact = self.run.log_artifact(to_be_uploaded(self.run.name, result, [checkpoint, tokenizer]))
-        artifact.wait(timeout=UPLOAD_SECONDS)
+        """The checkpoint, to go on from, beside the model as an export, to use."""
+        with TemporaryDirectory(dir=checkpoint.parent, prefix="artifact.", suffix=PARTIAL) as place:
+            try:
+                save_export(checkpoint, Path(place) / self.run.name.replace("/", "-"), result)
+                files = [checkpoint, *sorted(Path(place).glob("*/*"))]
+            except InputError as error:
+                print(f"the artifact has no export, but the checkpoint alone ({error})")
+                files = [checkpoint, tokenizer]
+            artifact = self.run.log_artifact(to_be_uploaded(self.run.name, result, files))
+            artifact.wait(timeout=UPLOAD_SECONDS)
         note_artifact(checkpoint, f"{artifact.qualified_name.rpartition(':')[0]}:{artifact.version}")
 
     def uses(self, checkpoint: str) -> None:

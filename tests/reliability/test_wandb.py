@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from support.processes import KILLED, KillIn, run, start
 from support.wandb_recorder import API_KEY, StandIn
 
+import allattn
 from allattn.training.config import LoggerConfig, WandbMode
+from allattn.training.loading import load_model
 from allattn.training.metrics import read_metrics
 from allattn.training.run_folder import RunFolder
 from allattn.training.wandb_run import WandbRun
@@ -146,6 +149,12 @@ def test_online_lineage_and_no_key_on_disk(server: StandIn, tmp_path: Path, tiny
     downloaded = tmp_path / "artifacts" / "lab" / "allattn" / "dense:v0" / "last.ckpt"
     assert downloaded.read_bytes() == dense.last.read_bytes()
     assert server.used == [(_id(pruned), server.artifacts["dense:v0"]["id"])]
+    model = allattn.load(downloaded.parent)  # a folder for transformers too
+    own = load_model(dense.last).model
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in own.state_dict().items())
+    assert "| test |" in (downloaded.parent / "README.md").read_text(encoding="utf-8")
+    assert (downloaded.parent / "tokenizer_config.json").exists()
+    assert sorted(path.name for path in dense.checkpoints.iterdir() if path.is_dir()) == []
     assert _models(server) == {"dense:v0", "pruned:v0"}
     _compare_rows(server, pruned)
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
