@@ -4,7 +4,7 @@ import difflib
 import sys
 from importlib import import_module
 
-from allattn.commands.run_command import BAD_INPUT, run_command
+from allattn.commands.run_command import BAD_INPUT, Command, run_command
 
 COMMANDS = {  # each is the module of its name; it is imported when it is called
     "train": "pretrain an All-attention language model",
@@ -26,10 +26,16 @@ def main() -> None:
     if name in ("-h", "--help"):
         print(overview())
     elif name in COMMANDS:
-        run_command(import_module(f"allattn.commands.{name.replace('-', '_')}").COMMAND, arguments)
+        run_command(named_command(name), arguments)
     else:
         print(f"error: {no_such_command(name)}", file=sys.stderr)
         raise SystemExit(BAD_INPUT)
+
+
+def named_command(name: str) -> Command:
+    """The command of this name in `COMMANDS`."""
+    found: Command = import_module(f"allattn.commands.{name.replace('-', '_')}").COMMAND
+    return found
 
 
 def overview() -> str:

@@ -21,6 +21,7 @@ PATHS = (  # of all commands
     "picture",
     "runs",
     "runs_folder",
+    "tasks",
 )
 
 

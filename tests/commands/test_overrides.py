@@ -2,7 +2,6 @@
 
 import pwd
 import shlex
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_fixtures import CommandLine
 
-from allattn.commands.command_line import COMMANDS
+from allattn.commands.command_line import COMMANDS, named_command
 from allattn.commands.mistakes import setting_kinds
 from allattn.commands.overrides import parsed, quoted
 from allattn.commands.paths import PATHS
@@ -22,6 +21,8 @@ from allattn.settings import PruneSettings
 KINDS = setting_kinds(PruneSettings) | {"runs": list[str] | None}
 NO_PATHS = {"ablation", "device", "entity", "group", "heads", "name", "precision", "project", "prompt"}
 NO_PATHS |= {"accelerator", "core", "strategy", "tags", "vary", "wandb"}  # last parts of their names
+
+NO_PATHS |= {"language", "license"}  # of a model card
 
 
 def advised(typed: str) -> list[str]:
@@ -91,7 +92,7 @@ def test_a_choice_that_is_not_there_is_one_short_line(composed: CommandLine) -> 
 def test_every_text_setting_is_a_path_or_not() -> None:
     """A new one must be put into PATHS, or here."""
     for name in COMMANDS:
-        kinds = setting_kinds(import_module(f"allattn.commands.{name}").COMMAND.schema)
+        kinds = setting_kinds(named_command(name).schema)
         for setting, kind in kinds.items():
             if "str" in str(kind):
                 assert (setting in PATHS) != (setting.split(".")[-1] in NO_PATHS), setting

@@ -99,7 +99,8 @@ def test_every_command_runs_in_an_empty_folder(allattn: Allattn) -> None:
         "compare": allattn("compare"),
         "benchmark": allattn("benchmark", *SMALL, "squares=[16]", "repeats=1", "peak_memory=false"),
     }
-    assert printed.keys() == COMMANDS.keys() - {"lm-eval"}  # needs an extra: tests/huggingface/test_harness.py
+    of_extras = {"lm-eval"}  # see tests/huggingface/test_harness.py
+    assert printed.keys() == COMMANDS.keys() - of_extras
     for name, output in printed.items():
         assert output.strip(), name
         assert f"  {name} " in overview
