@@ -112,12 +112,16 @@ def with_places_as_settings(arguments: list[str]) -> list[str]:
     """`A` and `A B` written as `checkpoint=A` and `checkpoint=A against=B`.
 
     Raises:
-        InputError: there are more than two.
+        InputError: there are more than two, or one of them is named as a setting too.
     """
     places = [each for each in arguments if "=" not in each and not each.startswith("-")]
     if len(places) > 2:
         raise InputError(f"{' '.join(places)}: evaluate takes one checkpoint, or two to compare")
-    named = [f"{name}={place}" for name, place in zip(("checkpoint", "against"), places, strict=False)]
+    settings = dict(zip(("checkpoint", "against"), places, strict=False))
+    for name, place in settings.items():
+        if again := [each for each in arguments if each.startswith(f"{name}=")]:
+            raise InputError(f"{place} and {again[0]} both say which checkpoint: leave one of them out")
+    named = [f"{name}={place}" for name, place in settings.items()]
     return [*named, *(each for each in arguments if each not in places)]
 
 

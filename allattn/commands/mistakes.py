@@ -51,6 +51,9 @@ def explain(error: Exception, schema: type) -> str:
         return _no_such_choice(error.missing_cfg_file, error.options)
     lines = [line.strip() for cause in _causes(error) for line in str(cause).splitlines()]
     text = "; ".join(dict.fromkeys(line for line in lines if line and not _is_noise(line)))
+    if group := re.search(r"override ([\w.]+)=.*; Invalid type assigned: \w+ is not a subclass of", text):
+        inner = [name for name in setting_kinds(schema) if name.startswith(f"{group[1]}.")]
+        return f"{group[1]} stands for several settings: give one of them, as {inner[0]}=..."
     unknown = re.search(r"[Kk]ey '([\w.]+)' (?:is )?not in", text)
     if unknown is None:
         return text

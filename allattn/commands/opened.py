@@ -15,6 +15,7 @@ from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.exports import export_record, load_export
 from allattn.training.loading import checked_tokenizer, rebuild
+from allattn.training.run_folder import RunFolder
 from allattn.training.weight_files import WEIGHTS_FILE
 
 
@@ -56,6 +57,8 @@ def open_saved(checkpoint: str, device: str, progress: bool) -> Opened:
     shown = progress and sys.stderr.isatty()
     with Console(stderr=True, quiet=not shown).status(f"reading {checkpoint}"):
         path = local_checkpoint(checkpoint)
+        if (last := RunFolder(path).last).exists():
+            raise InputError(f"{path}: is a run's folder; give its checkpoint, {last}")
         if path.is_dir():
             model = load_export(path)
             meta = {**export_record(path), "phase": "export", "step": None}

@@ -31,6 +31,19 @@ def with_quoted_home(arguments: Sequence[str]) -> list[str]:
     return [quoted(word) if re.match(r"[^-=~][^=]*=~", word) else word for word in arguments]
 
 
+def flags_first(arguments: Sequence[str]) -> list[str]:
+    """The command line with its flags, and the words that belong to them, before all settings.
+
+    Hydra's parser takes no settings on both sides of a flag.
+    """
+    is_flag = [
+        word.startswith("-") or before in _WITH_VALUE
+        for before, word in zip(["", *arguments], arguments, strict=False)
+    ]
+    marked = list(zip(is_flag, arguments, strict=True))
+    return [word for flag, word in marked if flag] + [word for flag, word in marked if not flag]
+
+
 def is_multirun(arguments: Sequence[str]) -> bool:
     """Whether a command line asks for a run with each of several values."""
     return bool({"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(arguments))
@@ -54,6 +67,8 @@ def parsed(arguments: Sequence[str], kinds: Kinds) -> list[Override]:
             raise InputError(_unreadable(word, kinds)) from None
         if not setting_of(override):
             raise InputError(_unreadable(word, kinds))
+        if override.is_delete():
+            raise InputError(f"{word}: no setting can be taken away; give it a value, as name=value")
         _check_meaning(override, word, kinds.get(setting_of(override)), multirun)
         found.append(override)
     return found

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from allattn.commands.labels import check_labels, check_typed_labels
 from allattn.commands.mistakes import explain, refuse_missing, refuse_unknown, setting_kinds
-from allattn.commands.overrides import is_multirun, parsed, with_quoted_home
+from allattn.commands.overrides import flags_first, is_multirun, parsed, with_quoted_home
 from allattn.commands.paths import expand_home
 from allattn.commands.streams import make_output_last
 from allattn.errors import InputError, Interrupted
@@ -88,7 +88,7 @@ def run_command(command: Command, arguments: Sequence[str]) -> None:
 
     try:
         words = [word.rstrip("\r") for word in arguments]  # of a script with Windows' line ends
-        words = with_quoted_home(command.respelled(words))
+        words = flags_first(with_quoted_home(command.respelled(words)))
         overrides = parsed(words, setting_kinds(command.schema))
         check_typed_labels(overrides, is_multirun(words), CONF)
         # Noted here, as a job on a cluster has another command line.

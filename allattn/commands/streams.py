@@ -1,27 +1,36 @@
 """Standard output and standard error as a long run needs them."""
 
+import errno
 import io
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 
 class _Lasting(io.FileIO):
-    """A stream whose reader may go away: what is written from then on is dropped."""
+    """A stream whose reader, a pipe's or a terminal, may go away: what is written from then on is dropped."""
 
     def write(self, content: Any, /) -> int:
         try:
             return super().write(content)
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
             return memoryview(content).nbytes
 
 
 def make_output_last() -> None:
     """Let no reader that goes away end the command, and replace characters that the terminal lacks by `?`.
 
-    Standard error writes such characters as `\\u2026`, as Python's own does.
+    Standard error writes such characters as `\\u2026`, as Python's own does. What goes to a stream that was
+    closed before the command began is dropped.
     """
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for good
+            continue
         if not isinstance(stream, io.TextIOWrapper):
             continue
         errors = "replace" if name == "stdout" else stream.errors

@@ -11,6 +11,14 @@ from allattn.training.flat_names import flat
 from allattn.training.tally import ByArticle
 
 FAMILY = "All-attention"  # of results that do not name it: there was no other when they were written
+_NUMBERS = (  # settings that must be numbers, where they are there
+    "seed",
+    "gates.freeze_step",
+    "gates.initial_pi",
+    "gates.lambda_warmup_steps",
+    "schedule.batch_size",
+    "schedule.segment_length",
+)
 _READ = ("step", "loss", "sparsity", "valid_loss", "valid_perplexity")  # metrics that must be numbers
 
 
@@ -170,6 +178,10 @@ def finished_run(
     for needed in ("seed", "gates.selection", "gates.freeze_step") if pruning else ("seed",):
         if needed not in settings:
             raise Damaged(f"its settings lack {needed}")
+    for used in _NUMBERS:
+        number = _number(settings.get(used, 0))
+        if number is None or not math.isfinite(number):
+            raise Damaged(f"its settings hold {str(settings[used])[:40]!r} for {used}")
     rows = merged_by_step(history) if pruning else []
     if pruning and not rows:
         raise Damaged("no metrics")
@@ -203,7 +215,7 @@ def finished_run(
         )
     except KeyError as error:
         raise Damaged(f"its result lacks {error.args[0]}") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise Damaged(f"its result cannot be read ({error})") from None
 
 
@@ -227,7 +239,7 @@ def merged_by_step(history: Iterable[Mapping[str, Any]]) -> list[dict[str, float
 def _number(value: Any) -> float | None:
     try:
         return None if value is None or isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
@@ -264,5 +276,5 @@ def _test_articles(articles: Mapping[str, Any], model: str) -> ByArticle | None:
         return None
     try:
         return articles_from_record(articles[model])["test"]
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise Damaged("its articles.json cannot be read") from None

@@ -54,14 +54,15 @@ def _is_of_a_tool(path: Path) -> bool:
     return path.parent.name == ".hydra" or path.match("wandb/*/files/config.yaml")
 
 
-def _group(config: dict[str, Any]) -> str | None:
-    return (config.get("logger") or {}).get("group")
+def _group(config: dict[str, Any]) -> Any:
+    logger = config.get("logger")
+    return logger.get("group") if isinstance(logger, dict) else None
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise Damaged(f"config.yaml cannot be read ({first_line(error)})") from None
     if not isinstance(config, dict):
         raise Damaged("config.yaml cannot be read (it holds no settings)")
@@ -88,7 +89,7 @@ def _read_run(folder: Path, config: dict[str, Any]) -> FinishedRun:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Damaged(f"{path.name} cannot be read ({first_line(error)})") from None
     if not isinstance(record, dict):
         raise Damaged(f"{path.name} cannot be read (it holds no object)")

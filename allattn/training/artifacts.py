@@ -24,8 +24,11 @@ def local_checkpoint(reference: str) -> Path:
     An artifact lands in artifacts/ENTITY/PROJECT/NAME:VERSION, below WANDB_ARTIFACT_DIR if that is set.
 
     Raises:
-        InputError: the reference has another form, there is no login, or W&B or the hub does not give it.
+        InputError: the reference is empty or has another form, there is no login, or W&B or the hub does not
+            give it.
     """
+    if not reference:
+        raise InputError("checkpoint= is empty: give the path of a checkpoint")
     if reference.startswith(HUB_PREFIX):
         return hub_folder(reference.removeprefix(HUB_PREFIX))
     if not reference.startswith(PREFIX):

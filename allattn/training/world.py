@@ -125,7 +125,7 @@ def _place_in_step(devices: int, nodes: int, given: Mapping[str, str]) -> dict[s
     if nodes > 1:
         names = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_NODELIST", address)
         address = given.get("MASTER_ADDR") or SLURMEnvironment.resolve_root_node_address(names)
-    job, step = (int(given.get(name, "0") or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    job, step = (_number(given, name) if given.get(name) else 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     place = {
         "NODE_RANK": given["SLURM_NODEID"],
         "LOCAL_RANK": given["SLURM_LOCALID"],
@@ -142,6 +142,7 @@ def _checked(devices: int, nodes: int, place: dict[str, str]) -> dict[str, str]:
     ):
         if name in place and not 0 <= _number(place, name) < count:
             raise InputError(f"{name}={place[name]} is not below trainer.{setting}={count}")
+    _number(place, "MASTER_PORT")
     return place
 
 

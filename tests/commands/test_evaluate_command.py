@@ -123,3 +123,6 @@ def test_places_are_settings() -> None:
     ]
     with pytest.raises(InputError, match="takes one checkpoint, or two"):
         with_places_as_settings(["a", "b", "c"])
+    for words in (["a", "checkpoint=b"], ["a", "b", "against=c"]):
+        with pytest.raises(InputError, match="both say which checkpoint"):
+            with_places_as_settings(words)

@@ -40,6 +40,15 @@ def test_an_export_without_a_text_to_score_is_one_line(command_line: CommandLine
     assert "an export does not say on what text" in done.err
 
 
+def test_a_run_folder_and_no_path_are_answered_with_what_to_give(
+    command_line: CommandLine, dense_run: RunFolder
+) -> None:
+    for given, words in ((dense_run.path, f"give its checkpoint, {dense_run.last}"), ("", "give the path")):
+        done = command_line("heads", f"checkpoint={given}")
+        assert (done.status, done.err.count("\n")) == (2, 1)
+        assert words in done.err
+
+
 def test_heads_of_an_export_are_those_of_its_checkpoint(
     command_line: CommandLine, dense_run: RunFolder, exported: Path
 ) -> None:

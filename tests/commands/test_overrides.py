@@ -21,6 +21,7 @@ from allattn.settings import PruneSettings
 KINDS = setting_kinds(PruneSettings) | {"runs": list[str] | None}
 NO_PATHS = {"ablation", "device", "entity", "group", "heads", "name", "precision", "project", "prompt"}
 NO_PATHS |= {"accelerator", "core", "strategy", "tags", "vary", "wandb"}  # last parts of their names
+NO_PATHS |= {"language", "license"}
 
 NO_PATHS |= {"language", "license"}  # of a model card
 
@@ -96,6 +97,12 @@ def test_every_text_setting_is_a_path_or_not() -> None:
         for setting, kind in kinds.items():
             if "str" in str(kind):
                 assert (setting in PATHS) != (setting.split(".")[-1] in NO_PATHS), setting
+
+
+def test_flags_may_stand_between_settings(composed: CommandLine) -> None:
+    done = composed("train", "experiment=demo", "-m", "seed=1,2", "--config-dir", ".", "name=several")
+    assert done.status == 0, done.err
+    assert [settings.seed for settings in done.seen] == [1, 2]
 
 
 @pytest.mark.parametrize("path", ["~/a", '"~/a"'])

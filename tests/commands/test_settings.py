@@ -206,6 +206,18 @@ def test_values_of_the_wrong_type_are_refused(composed: CommandLine, override: s
     assert done.err.count("\n") == 1
 
 
+def test_a_setting_that_is_taken_away_is_refused(composed: CommandLine) -> None:
+    done = composed("prune", "checkpoint=last.ckpt", "~ablation")
+    assert (done.status, done.seen) == (2, [])
+    assert done.err.startswith("error: ~ablation: no setting can be taken away")
+
+
+def test_a_value_for_a_group_of_settings_is_answered_with_one_of_them(composed: CommandLine) -> None:
+    done = composed("evaluate", "last.ckpt", "data=files")
+    assert (done.status, done.seen) == (2, [])
+    assert done.err == "error: data stands for several settings: give one of them, as data.source=...\n"
+
+
 def test_comma_that_makes_a_sweep_of_numbers_is_refused(composed: CommandLine) -> None:
     done = composed("train", "-m", "experiment=demo", "model.cutoffs=20,40")
     assert done.status == 2

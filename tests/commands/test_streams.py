@@ -48,6 +48,35 @@ def test_a_reader_that_goes_away_ends_nothing(flags: list[str], tmp_path: Path) 
     assert (tmp_path / "done").exists()
 
 
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_an_output_that_was_closed_before_the_start_ends_nothing(closed: str, tmp_path: Path) -> None:
+    """As `>&-` does; Python has None in its place."""
+    code = f"{SAY}sys.stdout.write('x'); sys.stderr.write('x'); sys.{{}}.isatty(); open('done', 'w').close()"
+    code = code.format("stdout" if closed == "1" else "stderr")
+    shell = f'exec "$0" -c "$1" {closed}>&-'
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(["sh", "-c", shell, sys.executable, code], cwd=tmp_path, env=environment, check=False)
+    assert (tmp_path / "done").exists()
+
+
+def test_a_terminal_that_goes_away_ends_nothing() -> None:
+    """Writing to it is an input/output error, of both outputs; and so it is at the flush."""
+    terminal, process_side = os.openpty()
+    code = f"{SAY}import os; os.close(int(sys.argv[1])); print('x' * 10_000, flush=True); print('last')"
+    done = subprocess.Popen(
+        [sys.executable, "-c", code, str(terminal)],
+        stdout=process_side,
+        stderr=process_side,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=[terminal],
+        cwd=ROOT,
+    )
+    os.close(process_side)
+    os.close(terminal)
+    assert done.wait() == 0
+
+
 def test_training_goes_on_without_its_reader(pretraining: Callable[..., list[str]], tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs" / "alone")
     arguments = pretraining(folder, "schedule.steps=6", "schedule.warmup_steps=2", "trainer.progress=true")

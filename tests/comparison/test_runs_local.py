@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from support.made_up import config, dense_run, history, result, write_run
 
 from allattn.comparison.compared_run import ComparedRun, DenseRun
@@ -63,6 +64,15 @@ def _without(old: str, new: str = "") -> Callable[[Path], None]:
     return lambda path: path.write_text(path.read_text().replace(old, new)) and None
 
 
+def _setting(group: str, name: str, value: object) -> Callable[[Path], None]:
+    def harm(path: Path) -> None:
+        settings = yaml.safe_load(path.read_text())
+        settings.setdefault(group, {})[name] = value
+        path.write_text(yaml.safe_dump(settings))
+
+    return harm
+
+
 @pytest.mark.parametrize(
     ("file", "harm", "why"),
     [
@@ -77,6 +87,12 @@ def _without(old: str, new: str = "") -> Callable[[Path], None]:
         ),
         ("result.json", _without('"perplexity": 120', '"perplexity": NaN'), "pruned test perplexity is nan"),
         ("result.json", _without('"heads_total": 16', '"heads_total": "x"'), "its result cannot be read"),
+        (
+            "result.json",
+            _without('"heads_total": 16', '"heads_total": Infinity'),
+            "its result cannot be read",
+        ),
+        ("result.json", lambda path: path.write_text("[" * 100_000), "result.json cannot be read"),
         ("metrics.csv", Path.unlink, "no metrics"),
         ("metrics.csv", _empty, "no metrics"),
         ("metrics.csv", _binary, "metrics.csv cannot be read"),
@@ -86,6 +102,17 @@ def _without(old: str, new: str = "") -> Callable[[Path], None]:
         ("config.yaml", _empty, "config.yaml cannot be read"),
         ("config.yaml", lambda path: path.write_text("a: [1\nb: }"), "config.yaml cannot be read"),
         ("config.yaml", _without("seed: 2\n"), "its settings lack seed"),
+        (
+            "config.yaml",
+            _setting("gates", "freeze_step", None),
+            "its settings hold 'None' for",
+        ),
+        ("config.yaml", _setting("gates", "initial_pi", "x"), "its settings hold 'x' for gates.initial_pi"),
+        (
+            "config.yaml",
+            _setting("schedule", "batch_size", []),
+            "its settings hold '[]' for",
+        ),
     ],
 )
 def test_damaged_records_are_named_in_one_line(
@@ -154,6 +181,11 @@ def test_group_chooses_the_runs_of_one_study(good: Path) -> None:
     write_run(good / "other", config("other", **{"logger.group": "later"}), result(130), history())
     assert [run.name for run in read_local_runs([good], "later")[0]] == ["other"]
     assert len(read_local_runs([good])[0]) == 2
+
+
+def test_a_logger_that_is_no_group_of_settings_has_no_group(good: Path) -> None:
+    write_run(good / "old", config("old", 2) | {"logger": "none"}, result(120), history())
+    assert [run.name for run in read_local_runs([good])[0]] == ["good", "old"]
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

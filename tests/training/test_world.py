@@ -104,6 +104,13 @@ def test_tasks_of_one_step_agree_where_to_meet() -> None:
         (4, 2, TORCHRUN, "asks for 8"),
         (4, 1, TORCHRUN | {"RANK": "3"}, "LOCAL_RANK=1 do not fit trainer.devices=4"),
         (4, 1, TORCHRUN | {"RANK": "first"}, "RANK='first' is not a number"),
+        (2, 2, TORCHRUN | {"MASTER_PORT": "http"}, "MASTER_PORT='http' is not a number"),
+        (
+            4,
+            1,
+            STEP | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "batch"},
+            "SLURM_STEP_ID='batch' is not a number",
+        ),
         (2, 2, TORCHRUN | {"RANK": "5"}, "NODE_RANK=2 is not below trainer.num_nodes=2"),
         (1, 2, {}, "trainer.num_nodes=2: nothing starts"),
     ],
@@ -153,6 +160,7 @@ def test_what_is_left_behind_changes_nothing(
     assert [path.name for path in elsewhere.iterdir()] == ["hpc_ckpt_1.ckpt"]
     assert {path.name for path in folder.path.iterdir()} == {
         ".lock",
+        "articles.json",
         "checkpoints",
         "config.yaml",
         "metrics.csv",
