@@ -190,7 +190,7 @@ def test_the_wandb_sweep_file_makes_commands_that_prune_understands() -> None:
         (["-m", "study=lambda", "gates.target_sparsity=0.5"], ["study=lambda", "gates.target_sparsity=0.5"]),
         (
             ["-m", "study=selection", "gates.target_sparsity=0.5", "ablation=no_positive_init"],
-            ["ablation=no_positive_init", "gates.selection=random"],
+            ["ablation=no_positive_init", "gates.selection=iterative"],
         ),
     ],
 )

@@ -212,7 +212,7 @@ def selected(tmp_path_factory: pytest.TempPathFactory, selecting: Arguments) -> 
 def assert_same_selection(folder: RunFolder, selected: RunFolder) -> None:
     assert result(folder)["pruned"]["heads_kept"] == result(selected)["pruned"]["heads_kept"]
     assert numbers(folder, "loss") == pytest.approx(numbers(selected, "loss"), rel=1e-4)
-    assert result(folder)["steps"] == len(numbers(folder, "loss")) == 12
+    assert result(folder)["steps"] == len(numbers(folder, "loss")) == 24
 
 
 def test_one_of_two_processes_scores_the_heads(
@@ -231,6 +231,26 @@ def test_one_of_two_processes_scores_the_heads(
     assert statuses == [0, 0], first.output + second.output
     assert not second.reached_the_moment, "it scored the heads too"
     assert_same_selection(folder, selected)
+
+
+def test_every_removal_is_waited_for(
+    tmp_path: Path, pruning: Arguments, dense_without_dropout: RunFolder
+) -> None:
+    """The first process is slow to score the heads for the second of three removals."""
+    choice = ("gates.selection=iterative", "gates.iterations=3", "gates.target_sparsity=0.5")
+    one, folder = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "two")
+    run(tmp_path / "output", "prune.py", *pruning(one, dense_without_dropout.last, *choice))
+    slow = KillIn("allattn.stages.prune:select_heads", 2, number=signal.SIGSTOP)
+    arguments = pruning(folder, dense_without_dropout.last, *choice, *TWO)
+    first, second = started = start_two(tmp_path, "prune.py", *arguments, kill_in=(slow, None))
+    first.wait_for_moment()
+    assert read_checkpoint(folder.last)["allattn"]["step"] == 8
+    second.wait_for(2)
+    first.send(signal.SIGCONT)
+    statuses = wait_for_both(started)
+    assert statuses == [0, 0], first.output + second.output
+    assert_same_selection(folder, one)
+    assert result(folder)["updates_after_cut"] == 8
 
 
 def test_process_that_is_started_later_takes_the_cut_model(
