@@ -104,7 +104,7 @@ def test_killed_write_keeps_the_earlier_file(saved: Path, monkeypatch: pytest.Mo
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     assert "no such checkpoint" in refusal(tmp_path / "none.ckpt")
-    assert "no such checkpoint" in refusal(tmp_path)
+    assert "is a folder" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("kept", [0, 10, 0.5, -1], ids=["zero bytes", "ten bytes", "half", "last byte gone"])
