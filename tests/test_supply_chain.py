@@ -13,7 +13,12 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RUNTIME = [Requirement(line) for line in PROJECT["dependencies"]]
-EXTRAS = [Requirement(line) for lines in PROJECT["optional-dependencies"].values() for line in lines]
+EXTRAS = [
+    requirement
+    for lines in PROJECT["optional-dependencies"].values()
+    for requirement in map(Requirement, lines)
+    if requirement.name != PROJECT["name"]  # one extra that brings another
+]
 # What an Apache-2.0 project can depend on and be used with; MPL-2.0 asks for nothing but its own files.
 ALLOWED = {
     "0BSD",
