@@ -4,8 +4,8 @@ import copy
 import json
 import os
 import pickle
-import runpy
 import re
+import runpy
 import shutil
 import sys
 import zipfile
