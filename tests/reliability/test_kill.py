@@ -118,7 +118,7 @@ IN_PRETRAINING = [  # each start goes on from where the one before was killed; c
     KillIn("allattn.training.metrics:CsvMetrics.log_metrics", 5, "after"),  # at step 20: logged, not saved
     KillIn("allattn.training.checkpoints:torch.save", 2, "middle"),  # at step 25
     KillIn("allattn.files:shutil.copyfileobj", 1, "after"),  # at an improvement, best.ckpt.partial
-    KillIn("allattn.stages.run:Run.score", 1),  # trained, not scored
+    KillIn("allattn.stages.run:Run.measure", 1),  # trained, not scored
     KillIn("allattn.training.run_folder:RunFolder.write_result", 1),
 ]
 

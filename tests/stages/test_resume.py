@@ -289,8 +289,8 @@ def test_a_thread_runs_without_signals(runs: Any) -> None:
 def make_loss_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = AllAttentionLM.forward
 
-    def infinite(self: AllAttentionLM, *args: Any) -> Any:
-        nats, memory = forward(self, *args)
+    def infinite(self: AllAttentionLM, *args: Any, **kwargs: Any) -> Any:
+        nats, memory = forward(self, *args, **kwargs)
         return nats * torch.inf, memory
 
     monkeypatch.setattr(AllAttentionLM, "forward", infinite)

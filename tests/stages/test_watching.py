@@ -97,7 +97,7 @@ def test_speed_and_memory_are_logged(runs: Any) -> None:
 def test_without_memory_the_settings_to_change_are_named(
     runs: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def full(self: AllAttentionLM, *args: Any) -> Any:
+    def full(self: AllAttentionLM, *args: Any, **kwargs: Any) -> Any:
         raise error
 
     monkeypatch.setattr(AllAttentionLM, "forward", full)
@@ -108,7 +108,7 @@ def test_without_memory_the_settings_to_change_are_named(
 
 
 def test_other_errors_are_not_taken_for_lack_of_memory(runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: AllAttentionLM, *args: Any) -> Any:
+    def broken(self: AllAttentionLM, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("shapes differ")
 
     monkeypatch.setattr(AllAttentionLM, "forward", broken)
