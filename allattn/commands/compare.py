@@ -22,6 +22,7 @@ from allattn.errors import InputError
 from allattn.files import write_atomically
 from allattn.pictures.drawing import png, svg
 from allattn.training.config import WandbMode
+from allattn.training.flat_names import among
 
 FLAGS = {"--wandb": "--wandb ENTITY/PROJECT", "--group": "--group GROUP"}  # other ways to write a setting
 PIPED_WIDTH = 240  # columns where the output is no terminal, so that no cell is broken
@@ -86,7 +87,7 @@ def _read(settings: CompareSettings) -> tuple[list[FinishedRun], list[LeftOut]]:
 def _check_vary(vary: list[str], runs: list[FinishedRun]) -> None:
     known = sorted({name for run in runs for name in run.settings})
     for wanted in vary:
-        if not any(name == wanted or name.startswith(f"{wanted}.") for name in known):
+        if not any(among(name, [wanted]) for name in known):
             near = difflib.get_close_matches(wanted, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise InputError(f"vary={wanted}: no run has this setting{hint}")

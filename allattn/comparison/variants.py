@@ -12,6 +12,7 @@ from typing import Any
 from allattn.comparison.compared_run import ComparedRun, ModelFacts
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.techniques import TECHNIQUES, techniques_off
+from allattn.training.flat_names import among
 
 FULL = "full method"
 NONE_OF_THREE = "without all three"
@@ -57,11 +58,6 @@ _WITHOUT_EFFECT = (
 _PAPER = {f"gates.{name}": getattr(value, "value", value) for name, value in asdict(GatesConfig()).items()}
 
 
-def is_below(name: str, groups: Sequence[str]) -> bool:
-    """Whether a setting is one of the groups or lies below one."""
-    return any(name == group or name.startswith(f"{group}.") for group in groups)
-
-
 def compared_settings(settings: Mapping[str, Any], vary: Sequence[str] = ()) -> dict[str, Any]:
     """The settings that make a run's variant: those of gates and teacher that act, and those below `vary`.
 
@@ -82,7 +78,7 @@ def compared_settings(settings: Mapping[str, Any], vary: Sequence[str] = ()) -> 
     return {
         name: value
         for name, value in settings.items()
-        if (is_below(name, ("gates", "distill")) and name not in idle) or is_below(name, vary)
+        if (among(name, ("gates", "distill")) and name not in idle) or among(name, vary)
     }
 
 
@@ -207,7 +203,7 @@ def shared_settings(runs: Sequence[ComparedRun]) -> dict[str, Any]:
     return {
         name: value
         for name, value in sorted(first.items())
-        if not is_below(name, _WITHOUT_EFFECT)
+        if not among(name, _WITHOUT_EFFECT)
         and all(name in run.settings and _same(run.settings[name], value) for run in runs)
     }
 
@@ -221,7 +217,7 @@ def unexpected_differences(runs: Sequence[ComparedRun], vary: Sequence[str] = ()
     names = sorted({name for run in runs for name in run.settings})
     lines = []
     for name in names:
-        if is_below(name, (*_WITHOUT_EFFECT, "gates", "distill", *vary)):
+        if among(name, (*_WITHOUT_EFFECT, "gates", "distill", *vary)):
             continue
         values = {run.where: _said(run.settings.get(name)) for run in runs}
         if len(set(values.values())) == 1:

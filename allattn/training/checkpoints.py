@@ -17,7 +17,7 @@ from allattn.files import write_atomically
 from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.pruning.phase import Phase
 from allattn.training.segment_memory import by_stream, is_memory
-from allattn.training.weights import check_weights
+from allattn.training.weights import check_weights, recorded_sizes
 
 FORMAT_VERSION = 2  # 1 held the segment memory by process and accumulation group
 _ENTRIES: dict[str, Any] = {
@@ -93,12 +93,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         wrong.append("phase")
     if wrong:
         raise InputError(f"{path}: is damaged: its allattn entry has no usable {', '.join(wrong)}")
-    try:
-        config = model_config_from_dict(meta["model"])
-        if config.vocabulary_size is None:
-            raise InputError("model.vocabulary_size is not set")
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+    config = recorded_sizes(meta["model"], path)
     check_weights(config, model_weights(checkpoint["state_dict"]), path)
     _check_gates(checkpoint, config, path)
     if version == 1:

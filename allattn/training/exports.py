@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from allattn.data.vocabulary import EOS, load_tokenizer, unknown_id
 from allattn.errors import InputError
 from allattn.files import new_folder
-from allattn.model.config import ModelConfig, model_config_from_dict
+from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.surgery import absorb_scale
 from allattn.training.loading import TOKENIZER_FILE, checked_tokenizer, load_model
@@ -37,7 +37,7 @@ from allattn.training.weight_files import (
     weights_path,
     write_weights,
 )
-from allattn.training.weights import check_shapes, model_from_weights
+from allattn.training.weights import check_shapes, model_from_weights, recorded_sizes
 
 EXPORT_VERSION = 2
 MODEL_TYPE, ARCHITECTURE = "allattn", "AllAttentionForCausalLM"
@@ -189,13 +189,7 @@ def check_export_config(config: Any, path: Path | str) -> ModelConfig:
         raise InputError(f"{path}: has no tokenizer_hash")
     if "auto_map" in config:
         raise InputError(f"{path}: names code to run (auto_map), which no export of allattn does: remove it")
-    try:
-        sizes = model_config_from_dict(config["model"])
-        if sizes.vocabulary_size is None:
-            raise InputError("model.vocabulary_size is not set")
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    return sizes
+    return recorded_sizes(config["model"], path)
 
 
 def _named_as_in_the_model(weights: dict[str, Any], prefix: str) -> dict[str, Any]:

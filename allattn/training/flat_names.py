@@ -1,6 +1,6 @@
 """Nested records under one name per value."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -11,3 +11,8 @@ def flat(values: Mapping[str, Any], separator: str, prefix: str = "") -> Iterato
             yield from flat(value, separator, f"{prefix}{name}{separator}")
         else:
             yield f"{prefix}{name}", value
+
+
+def among(name: str, settings: Sequence[str]) -> bool:
+    """Whether a list of dotted names holds a setting or its group."""
+    return any(name == one or name.startswith(f"{one}.") for one in settings)

@@ -9,7 +9,7 @@ from typing import Any
 
 from allattn.errors import InputError
 from allattn.pruning.phase import Phase
-from allattn.training.flat_names import flat
+from allattn.training.flat_names import among, flat
 
 # Change nothing about the run: where it lies, what is shown of it, where it is also logged.
 FREE = (
@@ -121,11 +121,6 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[
 def chosen(differing: Changes, settings: tuple[str, ...]) -> Changes:
     """Those changes whose setting, or its group, is in a list."""
     return {name: change for name, change in differing.items() if among(name, settings)}
-
-
-def among(name: str, settings: tuple[str, ...]) -> bool:
-    """Whether a list holds a setting or its group."""
-    return any(name == one or name.startswith(f"{one}.") for one in settings)
 
 
 def listed(differing: Changes) -> str:

@@ -8,8 +8,23 @@ import torch
 from torch import Tensor
 
 from allattn.errors import InputError, first_line
-from allattn.model.config import ModelConfig
+from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.model.language_model import AllAttentionLM, sizes_only
+
+
+def recorded_sizes(values: dict[str, Any], path: Path | str) -> ModelConfig:
+    """The sizes that a file records of its model; `path` is where they come from, for messages.
+
+    Raises:
+        InputError: they are not those of a model, or lack the vocabulary's size.
+    """
+    try:
+        sizes = model_config_from_dict(values)
+        if sizes.vocabulary_size is None:
+            raise InputError("model.vocabulary_size is not set")
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return sizes
 
 
 def model_from_weights(

@@ -15,7 +15,7 @@ from allattn.settings import PretrainSettings, PruneSettings, Resume, RunSetting
 from allattn.training import resumable_settings as lists
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.config import Shape, in_steps
-from allattn.training.resumable_settings import among
+from allattn.training.flat_names import among
 from allattn.training.run_folder import RunFolder, open_run_folder
 
 LISTS = {
