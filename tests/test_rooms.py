@@ -11,6 +11,7 @@ ORDER = [
     "files",
     "data",
     "model",
+    "heads",
     "pruning",
     "pictures",
     "training",
@@ -19,10 +20,11 @@ ORDER = [
     "stages",
     "comparison",
     "benchmark",
+    "head_study",
     "huggingface",
     "commands",
 ]
-STRANGERS = {("model", "data"), ("pruning", "data")}  # rooms that do not know each other
+STRANGERS = {("model", "data"), ("heads", "data"), ("pruning", "data")}  # rooms that do not know each other
 
 
 def imported_rooms(path: Path) -> set[str]:
