@@ -72,6 +72,12 @@ class Visitor:
     def attention(self, layer: int, attention: Attention) -> None:
         """Called before `z` of the same layer."""
 
+    def y(self, layer: int, y: Tensor) -> Tensor | None:
+        """The module's output Y (B, T, d), bias included, after `z`; what is returned takes its place."""
+
+    def stream(self, layer: int, x: Tensor) -> None:
+        """The residual stream (B, T, d) as it leaves the layer, feed-forward included."""
+
 
 class HeadModel(Protocol):
     """A causal language model whose heads can be watched."""
