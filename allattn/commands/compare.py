@@ -25,7 +25,7 @@ from allattn.training.config import WandbMode
 from allattn.training.flat_names import among
 
 FLAGS = {"--wandb": "--wandb ENTITY/PROJECT", "--group": "--group GROUP"}  # other ways to write a setting
-PIPED_WIDTH = 240  # columns where the output is no terminal, so that no cell is broken
+PIPED_WIDTH = 1000  # columns where the output is no terminal, so that no cell and no note is broken
 
 
 @dataclass

@@ -21,7 +21,7 @@ class LmEvalSettings(SavedSettings):
     """Settings of the command."""
 
     tasks: list[str] = MISSING  # of the harness by name, or YAML files
-    file: str | None = None  # JSON for the results; null = lm_eval.json in the checkpoint's run folder
+    file: str | None = None  # JSON for the results; null = lm_eval.json in the run's folder
     limit: int | None = None  # of the documents of a task; null = all
     few_shot: int | None = None  # solved examples before the question; null = as the task says
     batch_size: int = 8  # texts at once
@@ -99,8 +99,10 @@ def _file(settings: LmEvalSettings, opened: Opened) -> Path:
     if settings.file is not None:
         return Path(settings.file)
     run = opened.path.parent.parent
-    if opened.path.is_dir() or not (run / "result.json").is_file():
-        raise InputError(f"{settings.checkpoint}: is not of a finished run: give file=FILE.json")
+    if opened.path.name != "last.ckpt" or not (run / "result.json").is_file():
+        raise InputError(
+            f"{settings.checkpoint}: is not the last checkpoint of a finished run: give file=FILE.json"
+        )
     return run / RESULTS
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from allattn.comparison.task_results import TaskResults, task_results
 from allattn.record.articles import articles_from_record
 from allattn.record.score_lines import how_line
 from allattn.training.flat_names import flat
@@ -48,6 +49,7 @@ class ModelFacts:
     layer_microseconds: float | None  # time of the layers per token; None where it was not measured
     checkpoint_hash: str | None  # None in results that do not hold it
     articles: ByArticle | None = field(default=None, compare=False)  # nats of the test text, where kept
+    tasks: TaskResults = field(default_factory=TaskResults, compare=False)  # of lm-evaluation-harness
 
     @property
     def parameters(self) -> int:
@@ -156,6 +158,7 @@ def finished_run(
     result: Mapping[str, Any],
     history: Iterable[Mapping[str, Any]],
     articles: Mapping[str, Any] | None = None,
+    tasks: Mapping[str, Any] | None = None,
 ) -> ComparedRun | DenseRun:
     """A run from its records.
 
@@ -167,6 +170,7 @@ def finished_run(
         history: rows of metrics with `step`; cells that are no numbers are passed over. Of a pretraining run
             nothing is read.
         articles: nats by article of each model, as kept beside the result; None where they were not.
+        tasks: what `allattn lm-eval` kept of the run's last checkpoint; likewise.
 
     Raises:
         Damaged: something that the comparison needs is missing or is not what it must be.
@@ -188,6 +192,7 @@ def finished_run(
     model = "pruned" if pruning else "dense"
     how = _below(record, f"{model}/evaluation/")
     unseen = record.get("corpus/unseen_words/test/share")
+    own = TaskResults() if tasks is None else _task_results(tasks)
     try:
         shared: dict[str, Any] = {
             "name": name,
@@ -200,7 +205,7 @@ def finished_run(
                 int(record[f"{model}/test/tokens_scored"]),
             ),
             "updates": None if record.get("steps") is None else int(record["steps"]),
-            "dense": _model_facts(record, "dense", articles),
+            "dense": _model_facts(record, "dense", articles, TaskResults() if pruning else own),
             "scored": how_line(how) if how else None,
             "unseen_words": None if unseen is None else float(unseen),
         }
@@ -209,7 +214,7 @@ def finished_run(
         after_cut = record.get("updates_after_cut")
         return ComparedRun(
             **shared,
-            pruned=_model_facts(record, "pruned", articles),
+            pruned=_model_facts(record, "pruned", articles, own),
             updates_after_cut=None if after_cut is None else int(after_cut),
             history=rows,
         )
@@ -251,7 +256,9 @@ def _below(record: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     }
 
 
-def _model_facts(record: Mapping[str, Any], model: str, articles: Mapping[str, Any] | None) -> ModelFacts:
+def _model_facts(
+    record: Mapping[str, Any], model: str, articles: Mapping[str, Any] | None, tasks: TaskResults
+) -> ModelFacts:
     perplexity = float(record[f"{model}/test/perplexity"])
     if not (math.isfinite(perplexity) and perplexity > 0):
         raise Damaged(f"{model} test perplexity is {perplexity}")
@@ -268,7 +275,15 @@ def _model_facts(record: Mapping[str, Any], model: str, articles: Mapping[str, A
         None if microseconds is None else float(microseconds),
         None if checkpoint_hash is None else str(checkpoint_hash),
         _test_articles(articles or {}, model),
+        tasks,
     )
+
+
+def _task_results(record: Mapping[str, Any]) -> TaskResults:
+    try:
+        return task_results(record)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        raise Damaged("its lm_eval.json cannot be read") from None
 
 
 def _test_articles(articles: Mapping[str, Any], model: str) -> ByArticle | None:

@@ -6,7 +6,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from allattn.comparison.pictures import CAPTIONS
 from allattn.comparison.side_by_side import Comparison
-from allattn.comparison.tables import RUN_COLUMNS, TITLE, notes, run_cells, text_tables
+from allattn.comparison.tables import TITLE, notes, run_cells, run_columns, text_tables
 from allattn.comparison.variants import shared_settings
 
 
@@ -32,7 +32,7 @@ def html_page(comparison: Comparison, pictures: dict[str, bytes]) -> str:
         pictures=[
             {"caption": CAPTIONS[name], "data": b64encode(data).decode()} for name, data in pictures.items()
         ],
-        run_columns=RUN_COLUMNS,
+        run_columns=run_columns(comparison),
         runs=run_cells(comparison),
         settings=shared_settings(comparison.runs),
     )

@@ -1,7 +1,7 @@
 """Pruning runs with what they are one of, and the dense models beside them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from allattn.comparison.compared_run import ComparedRun, DenseRun, LeftOut, ModelFacts
 from allattn.comparison.variants import method_names, model_names, variant_names, variant_order
@@ -83,6 +83,9 @@ def _dense_models(
     twice = []
     for run in pretraining:
         models = dense[names[run.where]]
+        for seed, model in models.by_seed.items():  # from pruning runs: they lack its results on tasks
+            if run.dense.tasks.values and model.is_same(run.dense):
+                models.by_seed[seed] = replace(model, tasks=run.dense.tasks)
         if models.by_seed.setdefault(run.seed, run.dense).is_same(run.dense):
             models.updates.setdefault(run.seed, run.updates)
         elif not any(run.dense.is_same(other) for other in models.by_seed.values()):

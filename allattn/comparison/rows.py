@@ -69,6 +69,11 @@ class Row:
         """Perplexity of the test split."""
         return mean([model.perplexity for model in self.models])
 
+    def task(self, name: str) -> tuple[Mean, int] | None:
+        """A number of lm-evaluation-harness over the models that have it, and how many; None of none."""
+        known = [model.tasks.values[name] for model in self.models if name in model.tasks.values]
+        return (mean(known), len(known)) if known else None
+
 
 def variant_rows(placed: Sequence[PlacedRun]) -> list[Row]:
     """A row per variant, in the order of the runs."""

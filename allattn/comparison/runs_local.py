@@ -74,8 +74,10 @@ def _read_run(folder: Path, config: dict[str, Any]) -> FinishedRun:
     if not result.exists():
         raise Damaged(_why_unfinished(folder))
     record = _read_json(result)
-    kept = folder / "articles.json"
-    articles = _read_json(kept) if kept.exists() else None
+    articles, tasks = (
+        _read_json(kept) if (kept := folder / name).exists() else None
+        for name in ("articles.json", "lm_eval.json")
+    )
     metrics = folder / "metrics.csv"
     try:
         history = read_metrics(metrics)
@@ -83,7 +85,8 @@ def _read_run(folder: Path, config: dict[str, Any]) -> FinishedRun:
         raise Damaged(f"metrics.csv cannot be read ({first_line(error)})") from None
     if metrics.exists() and history and "step" not in history[0]:
         raise Damaged("metrics.csv cannot be read (it has no column step)")
-    return finished_run(str(config.get("name", folder.name)), str(folder), config, record, history, articles)
+    name = str(config.get("name", folder.name))
+    return finished_run(name, str(folder), config, record, history, articles, tasks)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from allattn.comparison.equal_size import EqualRow, equal_rows
 from allattn.comparison.families import FamilyRow, family_rows
 from allattn.comparison.placed import PlacedRun, place
 from allattn.comparison.rows import Row, dense_rows, variant_rows
+from allattn.comparison.task_results import run_otherwise
 from allattn.comparison.variants import mislabelled, reference_settings, unexpected_differences
 from allattn.errors import InputError
 
@@ -35,6 +36,11 @@ class Comparison:
     def labels(self) -> list[str]:
         """The variants in the table's order."""
         return list(dict.fromkeys(each.label for each in self.placed))
+
+    def tasks(self) -> list[str]:
+        """Names of the numbers that lm-evaluation-harness found of any model."""
+        models = [model for row in self.rows for model in row.models]
+        return sorted({name for model in models for name in model.tasks.values})
 
     def of(self, label: str) -> list[ComparedRun]:
         """The runs of a variant, by seed."""
@@ -124,6 +130,7 @@ def _refuse_duplicates(placed: Sequence[PlacedRun]) -> None:
 def _warnings(comparison: Comparison, dense: Sequence[DenseRun], vary: Sequence[str]) -> list[str]:
     lines = unexpected_differences(comparison.runs, vary)
     lines += _scored_otherwise(comparison.runs[0], dense)
+    lines += run_otherwise([model.tasks for row in comparison.rows for model in row.models])
     if comparison.reference is None:
         lines.append("no run is of the full method, so there are no differences from it")
     lines += [

@@ -88,8 +88,14 @@ class TextTable:
 
 def text_tables(comparison: Comparison) -> list[TextTable]:
     """Variants as they stand; methods at equal size; and, where there are several, families."""
+    tasks = comparison.tasks()
     found = [
-        TextTable("variants", TITLE, COLUMNS, [_cells(row) for row in comparison.rows]),
+        TextTable(
+            "variants",
+            TITLE,
+            (*COLUMNS, *tasks),
+            [_cells(row) + [_task(row, name) for name in tasks] for row in comparison.rows],
+        ),
         TextTable(
             "equal_size",
             EQUAL_TITLES[comparison.at],
@@ -134,6 +140,14 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
+def _task(row: Row, name: str) -> str:
+    found = row.task(name)
+    if found is None:
+        return ""
+    value, models = found
+    return _mean(value, _decimals(value.mean)) + ("" if models == len(row.models) else f" (n = {models})")
+
+
 def _equal_cells(row: EqualRow, at: At) -> list[str]:
     paper = PAPER_DIFFERENCES.get(row.method)
     return [
@@ -167,8 +181,13 @@ def _family_cells(found: FamilyRow) -> list[str]:
     ]
 
 
+def run_columns(comparison: Comparison) -> tuple[str, ...]:
+    """Columns of the table of runs; the place of each is the last."""
+    return (*RUN_COLUMNS[:-1], *comparison.tasks(), RUN_COLUMNS[-1])
+
+
 def run_cells(comparison: Comparison) -> list[list[str]]:
-    """One list of texts per run, in the order of RUN_COLUMNS."""
+    """One list of texts per run, in the order of `run_columns`."""
     found = []
     for each in comparison.placed:
         run, model = each.run, each.run.pruned
@@ -186,6 +205,7 @@ def run_cells(comparison: Comparison) -> list[list[str]]:
                 *(f"{count:,}" for count in counts),
                 f"{model.perplexity:.2f}",
                 *scores,
+                *(_found(model.tasks.values.get(name)) for name in comparison.tasks()),
                 run.where,
             ]
         )
@@ -200,6 +220,8 @@ def notes(comparison: Comparison) -> list[str]:
         known = {name: comparison.reference.get(name) for name in names}
         said = [setting_in_words(name, value) for name, value in known.items() if value is not None]
         lines.insert(0, f"full method: all three techniques, {', '.join(said)}")
+    if comparison.tasks():
+        lines.append(f"from lm-evaluation-harness, by task and metric: {', '.join(comparison.tasks())}")
     return [*lines, *_how_scored(comparison)]
 
 
@@ -262,7 +284,7 @@ CsvValue = str | int | float | None
 def csv_tables(comparison: Comparison) -> dict[str, str]:
     """The numbers of every table, and of every run, in full precision by file name; the unknown is empty."""
     tables = {
-        "table.csv": [_numbers(row) for row in comparison.rows],
+        "table.csv": [_numbers(row) | _task_numbers(row, comparison.tasks()) for row in comparison.rows],
         "equal_size.csv": [_equal_numbers(row, comparison.at) for row in comparison.equal],
         "families.csv": [_family_numbers(row) for row in comparison.families],
         "runs.csv": _run_numbers(comparison),
@@ -289,7 +311,7 @@ def _run_numbers(comparison: Comparison) -> list[dict[str, CsvValue]]:
         for name, score in (("best_valid", run.best_validation()), ("last_valid", run.last_validation())):
             row[f"{name}_perplexity"] = score.perplexity if score else None
             row[f"{name}_step"] = score.step if score else None
-        rows.append(row)
+        rows.append(row | {name: run.pruned.tasks.values.get(name) for name in comparison.tasks()})
     return rows
 
 
@@ -324,6 +346,14 @@ def _numbers(row: Row) -> dict[str, CsvValue]:
         values |= _mean_numbers(f"{name}_perplexity", score.perplexity if score else None)
         values[f"{name}_steps"] = " ".join(map(str, score.steps)) if score else None
     return values | {"updates": row.updates, "tokens_after_cut": row.tokens_after_cut}
+
+
+def _task_numbers(row: Row, tasks: Sequence[str]) -> dict[str, CsvValue]:
+    values: dict[str, CsvValue] = {}
+    for name in tasks:
+        value, models = row.task(name) or (None, 0)
+        values |= {**_mean_numbers(name, value), f"{name}_models": models}
+    return values
 
 
 def _equal_numbers(row: EqualRow, at: At) -> dict[str, CsvValue]:
@@ -388,8 +418,18 @@ def _count(value: float) -> str:
     return f"{value:.0f}" if value == round(value) else f"{value:.1f}"
 
 
-def _mean(value: Mean) -> str:
-    return f"{value.mean:.2f}" + ("" if math.isnan(value.deviation) else f" ± {value.deviation:.2f}")
+def _mean(value: Mean, decimals: int = 2) -> str:
+    deviation = "" if math.isnan(value.deviation) else f" ± {value.deviation:.{decimals}f}"
+    return f"{value.mean:.{decimals}f}{deviation}"
+
+
+def _decimals(value: float) -> int:
+    """For a share, or for a perplexity."""
+    return 4 if abs(value) < 10 else 2
+
+
+def _found(value: float | None) -> str:
+    return "" if value is None else f"{value:.{_decimals(value)}f}"
 
 
 def _validation(value: MeanValidation | None) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allattn.comparison.side_by_side import Comparison
-from allattn.comparison.tables import RUN_COLUMNS, run_cells, text_tables
+from allattn.comparison.tables import run_cells, run_columns, text_tables
 from allattn.errors import InputError
 from allattn.training.config import WandbMode
 from allattn.training.loggers import has_login, is_offline
@@ -82,7 +82,7 @@ def log_summary_run(
                         table.name: wandb.Table(list(table.columns), table.rows)
                         for table in text_tables(comparison)
                     },
-                    "runs": wandb.Table(list(RUN_COLUMNS), run_cells(comparison)),
+                    "runs": wandb.Table(list(run_columns(comparison)), run_cells(comparison)),
                     **{f"pictures/{name}": wandb.Image(str(path)) for name, path in pictures.items()},
                 }
             )

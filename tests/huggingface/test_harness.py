@@ -134,7 +134,7 @@ def test_accuracy_is_that_by_hand(
     [
         (["tasks=none.yaml", "file=f.json"], "none.yaml: there is no such file"),
         (["tasks=no_such_task", "file=f.json"], "lm-evaluation-harness cannot run them"),
-        (["tasks=no_such_task"], "is not of a finished run: give file="),
+        (["tasks=no_such_task"], "is not the last checkpoint of a finished run: give file="),
         (["tasks=no_such_task", "batch_size=0"], "batch_size=0: must be at least 1"),
     ],
 )
