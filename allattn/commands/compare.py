@@ -16,7 +16,8 @@ from allattn.comparison.pictures import draw_pictures
 from allattn.comparison.runs_local import read_local_runs
 from allattn.comparison.runs_wandb import read_wandb_runs
 from allattn.comparison.side_by_side import Comparison, side_by_side
-from allattn.comparison.tables import csv_tables, latex_tables, markdown_tables, notes, terminal_tables
+from allattn.comparison.tables import csv_tables, notes, text_tables
+from allattn.comparison.text_tables import latex_tables, markdown_tables, terminal_tables
 from allattn.comparison.upload import Destination, check_can_log, destination_of, log_summary_run
 from allattn.errors import InputError
 from allattn.files import write_atomically
@@ -95,7 +96,7 @@ def _check_vary(vary: list[str], runs: list[FinishedRun]) -> None:
 
 def _print(comparison: Comparison) -> None:
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
-    for table in terminal_tables(comparison):
+    for table in terminal_tables(text_tables(comparison)):
         console.print(table)
     for note in notes(comparison):
         console.print(note, markup=False, highlight=False)
@@ -108,9 +109,10 @@ def _write(comparison: Comparison, folder: Path) -> dict[str, Path]:
     figures = draw_pictures(comparison)
     vectors = {name: svg(figure, name) for name, figure in figures.items()}
     images = {name: folder / f"{name}.png" for name in figures}
+    tables, said = text_tables(comparison), notes(comparison)
     texts = {
-        "table.md": markdown_tables(comparison),
-        "table.tex": latex_tables(comparison),
+        "table.md": markdown_tables(tables, said),
+        "table.tex": latex_tables(tables, said),
         **csv_tables(comparison),
         "report.html": html_page(comparison, vectors),
     }

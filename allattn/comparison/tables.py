@@ -1,19 +1,7 @@
-"""The comparison's tables for terminals, Markdown, LaTeX and CSV.
+"""The comparison's tables: texts of their cells, and numbers for CSV."""
 
-The writers are a line or three each. pandas' and tabulate's would save none: they leave the signs that
-Markdown reads as they are, set ± and a minus as LaTeX does not, and turn counts beside an unknown one into
-decimals.
-"""
-
-import csv
-import io
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-from rich.table import Table
-from rich.text import Text
 
 from allattn.comparison.compared_run import ModelFacts
 from allattn.comparison.curves import SIZE_NAMES, At, Curve, ends
@@ -23,6 +11,7 @@ from allattn.comparison.families import FamilyRow
 from allattn.comparison.published import PAPER_DENSE, PAPER_DIFFERENCES, PAPER_FULL
 from allattn.comparison.rows import MeanValidation, Row
 from allattn.comparison.side_by_side import Comparison
+from allattn.comparison.text_tables import CsvValue, TextTable, csv_text
 from allattn.comparison.variants import setting_in_words
 from allattn.record.bootstrap import DRAWS, TextInterval
 
@@ -74,16 +63,6 @@ NOTES = (
     "paper's: Shim et al., WikiText-103 test, lambda 0.02, not at equal size; another text and a larger "
     f"model, {PAPER_DENSE[1]} dense and {PAPER_FULL[1]} by the full method",
 )
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """A table of texts."""
-
-    name: str  # of its files and in W&B
-    title: str
-    columns: tuple[str, ...]
-    rows: list[list[str]]
 
 
 def text_tables(comparison: Comparison) -> list[TextTable]:
@@ -237,50 +216,6 @@ def _how_scored(comparison: Comparison) -> list[str]:
     return lines
 
 
-def terminal_tables(comparison: Comparison) -> list[Table]:
-    """For a rich console; names are shown as they are, never read as markup."""
-    found = []
-    for each in text_tables(comparison):
-        table = Table(title=each.title)
-        for number, column in enumerate(each.columns):
-            table.add_column(column, justify="right" if number else "left")
-        for row in each.rows:
-            table.add_row(*map(Text, row))
-        found.append(table)
-    return found
-
-
-def markdown_tables(comparison: Comparison) -> str:
-    """Markdown tables with their notes."""
-    parts = []
-    for each in text_tables(comparison):
-        lines = [_markdown_row(each.columns), "| --- |" + " ---: |" * (len(each.columns) - 1)]
-        lines += [_markdown_row(row) for row in each.rows]
-        parts.append("\n".join([f"**{_markdown(each.title)}**", "", *lines]))
-    parts.append("\n".join(f"- {_markdown(note)}" for note in notes(comparison)))
-    return "\n\n".join(parts) + "\n"
-
-
-def latex_tables(comparison: Comparison) -> str:
-    """LaTeX tables for the package booktabs, titles and notes as comments."""
-    lines = [f"% {_on_one_line(note)}" for note in notes(comparison)]
-    for each in text_tables(comparison):
-        lines += [
-            f"% {each.title}",
-            r"\begin{tabular}{l" + "r" * (len(each.columns) - 1) + "}",
-            r"\toprule",
-            _latex_row(each.columns),
-            r"\midrule",
-            *map(_latex_row, each.rows),
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-    return "\n".join(lines) + "\n"
-
-
-CsvValue = str | int | float | None
-
-
 def csv_tables(comparison: Comparison) -> dict[str, str]:
     """The numbers of every table, and of every run, in full precision by file name; the unknown is empty."""
     tables = {
@@ -289,7 +224,7 @@ def csv_tables(comparison: Comparison) -> dict[str, str]:
         "families.csv": [_family_numbers(row) for row in comparison.families],
         "runs.csv": _run_numbers(comparison),
     }
-    return {name: _csv_text(rows) for name, rows in tables.items() if rows}
+    return {name: csv_text(rows) for name, rows in tables.items() if rows}
 
 
 def _run_numbers(comparison: Comparison) -> list[dict[str, CsvValue]]:
@@ -401,19 +336,6 @@ def _difference_numbers(value: Difference | None) -> dict[str, CsvValue]:
     }
 
 
-def _csv_text(rows: Sequence[Mapping[str, CsvValue]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: "" if _is_nan(value) else value for name, value in row.items()})
-    return text.getvalue()
-
-
-def _is_nan(value: CsvValue) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
 def _count(value: float) -> str:
     return f"{value:.0f}" if value == round(value) else f"{value:.1f}"
 
@@ -471,31 +393,3 @@ def _sizes(drawn: Mapping[int, Curve], at: At) -> str:
     """From the smallest to the largest that any seed's runs have."""
     low, high = (_size(end, at) for end in ends(drawn.values()))
     return low if low == high else f"{low}–{high}"
-
-
-def _markdown_row(row: Sequence[str]) -> str:
-    return "| " + " | ".join(map(_markdown, row)) + " |"
-
-
-def _markdown(text: str) -> str:
-    return _replaced(_on_one_line(text), {sign: f"\\{sign}" for sign in r"\|`*_<>"})
-
-
-def _latex_row(row: Sequence[str]) -> str:
-    return " & ".join(map(_latex, row)) + r" \\"
-
-
-def _latex(text: str) -> str:
-    signs = {sign: f"\\{sign}" for sign in "&%$#_{}"}
-    signs |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    signs |= {"±": r"$\pm$", "µ": r"$\mu$", "–": "--", "@": r"{@}", "<": "$<$", ">": "$>$"}
-    # A sign before a number becomes a mathematical one: LaTeX sets a bare minus as a hyphen.
-    return re.sub(r"(^|[ \[])([+-])(?=\d)", r"\1$\2$", _replaced(_on_one_line(text), signs))
-
-
-def _replaced(text: str, signs: dict[str, str]) -> str:
-    return "".join(signs.get(sign, sign) for sign in text)
-
-
-def _on_one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -19,14 +19,20 @@ from allattn.comparison.tables import (
     COLUMNS,
     csv_tables,
     equal_columns,
-    latex_tables,
-    markdown_tables,
     notes,
-    terminal_tables,
     text_tables,
 )
+from allattn.comparison.text_tables import latex_tables, markdown_tables, terminal_tables
 
 NASTY = r"50% of {a_b} & $x$ #1 ~^ \alpha | *b* [red] <i>"
+
+
+def in_markdown(comparison: Comparison) -> str:
+    return markdown_tables(text_tables(comparison), notes(comparison))
+
+
+def in_latex(comparison: Comparison) -> str:
+    return latex_tables(text_tables(comparison), notes(comparison))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +54,7 @@ def nasty() -> Comparison:
 
 def printed(comparison: Comparison) -> str:
     console = Console(width=300, file=io.StringIO(), record=True)
-    for table in terminal_tables(comparison):
+    for table in terminal_tables(text_tables(comparison)):
         console.print(table)
     return console.export_text()
 
@@ -84,14 +90,16 @@ def test_terminal_shows_every_cell(comparison: Comparison) -> None:
 
 def test_markdown_has_one_cell_per_column(comparison: Comparison, nasty: Comparison) -> None:
     for made in (comparison, nasty):
-        lines = [line for line in markdown_tables(made).splitlines() if line.startswith("|")]
+        lines = [line for line in in_markdown(made).splitlines() if line.startswith("|")]
         wanted = [len(t.columns) + 1 for t in text_tables(made) for _ in range(2 + len(t.rows))]
         assert [len(re.findall(r"(?<!\\)\|", line)) for line in lines] == wanted
-    assert "| without output scaling | 1, 2, 3 | 25.0% | 12/16 |" in markdown_tables(comparison)
+    assert "| without output scaling | 1, 2, 3 | 25.0% | 12/16 |" in markdown_tables(
+        text_tables(comparison), notes(comparison)
+    )
 
 
 def test_latex_is_a_whole_booktabs_table(comparison: Comparison) -> None:
-    lines = latex_tables(comparison).splitlines()
+    lines = in_latex(comparison).splitlines()
     assert lines.count(r"\end{tabular}") == 2
     body = [line for line in lines if not line.startswith("%")]
     body = body[: 1 + body.index(r"\end{tabular}")]
@@ -110,11 +118,11 @@ def test_latex_is_a_whole_booktabs_table(comparison: Comparison) -> None:
     assert r"25.0\% & 12/16" in rows[2]
     full, other = PERPLEXITIES["full"].values(), PERPLEXITIES["warm-up"].values()
     middle = statistics.mean(other) - statistics.mean(full)
-    assert f"$+${middle:.2f} [" in latex_tables(comparison)
+    assert f"$+${middle:.2f} [" in in_latex(comparison)
 
 
 def test_latex_escapes_what_it_would_read(nasty: Comparison) -> None:
-    row = next(line for line in latex_tables(nasty).splitlines() if "tokenizer" in line)
+    row = next(line for line in in_latex(nasty).splitlines() if "tokenizer" in line)
     name = row.split(" & 1 &")[0]
     assert name == (
         r"tokenizer 50\% of \{a\_b\} \& \$x\$ \#1 \textasciitilde{}\textasciicircum{} \textbackslash{}alpha "
@@ -124,7 +132,7 @@ def test_latex_escapes_what_it_would_read(nasty: Comparison) -> None:
 
 def test_names_are_no_markup(nasty: Comparison) -> None:
     assert f"tokenizer {NASTY}" in printed(nasty)
-    assert r"\| \*b\* [red] \<i\>" in markdown_tables(nasty)
+    assert r"\| \*b\* [red] \<i\>" in in_markdown(nasty)
 
 
 def test_csv_has_full_precision(comparison: Comparison) -> None:

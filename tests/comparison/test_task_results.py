@@ -17,14 +17,12 @@ from allattn.comparison.runs_local import read_local_runs
 from allattn.comparison.side_by_side import Comparison, side_by_side
 from allattn.comparison.tables import (
     csv_tables,
-    latex_tables,
-    markdown_tables,
     notes,
     run_cells,
     run_columns,
-    terminal_tables,
     text_tables,
 )
+from allattn.comparison.text_tables import latex_tables, markdown_tables, terminal_tables
 
 ACCURACY = {1: 0.61, 2: 0.64, 3: 0.62}
 
@@ -79,11 +77,11 @@ def test_a_column_per_metric_in_every_form(runs: Path) -> None:
         "without positive initialization": ["", ""],
     }
     console = Console(width=PIPED_WIDTH, file=io.StringIO(), record=True)
-    console.print(terminal_tables(comparison)[0])
-    for text in (console.export_text(), markdown_tables(comparison), html_page(comparison, {})):
+    console.print(terminal_tables([table])[0])
+    for text in (console.export_text(), markdown_tables([table], []), html_page(comparison, {})):
         assert accuracy in text
-    assert accuracy.replace("±", r"$\pm$") in latex_tables(comparison)
-    assert r"quiz word\_perplexity" in latex_tables(comparison)
+    assert accuracy.replace("±", r"$\pm$") in latex_tables([table], [])
+    assert r"quiz word\_perplexity" in latex_tables([table], [])
     assert any("lm-evaluation-harness" in note for note in notes(comparison))
     assert not any("quiz" in line for line in comparison.warnings)
 
