@@ -135,6 +135,8 @@ def prune_settings(config: DictConfig) -> PruneSettings:
     _check_run(settings)
     check_gates(settings.gates, settings.schedule.steps)
     check_distill(settings.distill)
+    if settings.distill.weight and not settings.trainer.accumulation:
+        raise InputError("trainer.accumulation=0 does not count what distill.weight takes: give a number")
     if settings.schedule.warmup_steps > settings.last_step:
         raise InputError(
             f"schedule.warmup_steps={settings.schedule.warmup_steps} is not in "

@@ -16,6 +16,7 @@ COMMANDS = {  # each is the module of its name; it is imported when it is called
     "export": "a model as a Hugging Face folder",
     "lm-eval": "a model on tasks of lm-evaluation-harness",
     "compare": "pruning runs in one table, with pictures",
+    "memory": "what training takes on a GPU, by calculation",
     "benchmark": "how fast the model is on this machine",
 }
 

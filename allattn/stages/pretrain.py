@@ -51,7 +51,7 @@ def pretrain(settings: PretrainSettings) -> dict[str, Any]:
             refuse_another_model(saved_sizes, config, run.folder.last)
         if config.family == ATTENTION_ALONE and is_first_process():
             print("model.persistent_vectors=0 and model.feed_forward=0: the layers are attention alone")
-        run.start_logging()
+        run.start_logging(config)
 
         torch.manual_seed(stream_seed(settings.seed, "weights"))
         run.fit(run.task(AllAttentionLM(config), NoGates()), settings.last_step)

@@ -37,7 +37,13 @@ from allattn.training.loading import build_model
 from allattn.training.loggers import finish_loggers, log_result, make_loggers
 from allattn.training.resumable_settings import TEXT, chosen, listed
 from allattn.training.run_folder import RunFolder, open_run_folder
-from allattn.training.runner import fit, scoring_device, training_core, training_precision
+from allattn.training.runner import (
+    fit,
+    scoring_device,
+    training_accumulation,
+    training_core,
+    training_precision,
+)
 from allattn.training.scoring import evaluation_stream, score_split
 from allattn.training.wandb_variables import with_variables
 from allattn.training.world import is_first_process, joined
@@ -102,8 +108,12 @@ class Run(Generic[Settings]):
             save_tokenizer(corpus.tokenizer, self.folder.tokenizer)
         self.corpus, self.record = corpus, record
 
-    def start_logging(self) -> None:
-        """Write config.yaml, now that nothing is refused; open the loggers; say core and precision."""
+    def start_logging(self, model: ModelConfig) -> None:
+        """Write config.yaml, now that nothing is refused; open the loggers; say core and precision.
+
+        From here on the settings say into how many groups a step of this model goes, in config.yaml a 0
+        stays.
+        """
         settings = self.settings
         if is_first_process():
             self.folder.write_config(plain(settings))
@@ -115,6 +125,11 @@ class Run(Generic[Settings]):
             settings.logger, self.folder.path, settings.name, settings.stage, settings.tags, about, self.step
         )
         self._open.enter_context(finish_loggers(self.loggers))
+        trainer = settings.trainer
+        groups = training_accumulation(trainer, settings.schedule, settings.optimizer.name, model)
+        if groups != trainer.accumulation and is_first_process():
+            print(f"trainer.accumulation: {groups}, as few as fit the memory by calculation")
+        self.settings = replace(settings, trainer=replace(trainer, accumulation=groups))
 
     def finished(self, corpus: Callable[[], Corpus]) -> dict[str, Any] | None:
         """The result of a run that is done.
@@ -206,6 +221,7 @@ class Run(Generic[Settings]):
             "environment": environment(),
             "core": training_core(settings.trainer),
             "precision": settings.trainer.precision,
+            "accumulation": settings.trainer.accumulation,
             **about,
             "checkpoint": str(self.folder.last),
             "corpus": corpus_record(self.corpus),

@@ -93,7 +93,7 @@ class TrainerConfig:
     precision: str = (
         "auto"  # bf16-mixed on a GPU that has bfloat16, 16-mixed on another one, 32-true on a CPU
     )
-    accumulation: int = 1  # groups of streams per update; does not change the update, only its memory
+    accumulation: int = 1  # groups of streams per update, which stays the same; 0: as few as fit the one GPU
     log_interval: int = 50  # optimizer steps between rows of metrics
     checkpoint_interval: int = 1_000  # optimizer steps between checkpoints
     core: str = "auto"  # of attention; recompute keeps no probabilities for the backward pass, plain does
@@ -138,7 +138,11 @@ def check_training(
     for name in ("batch_size", "segment_length", "steps"):
         if getattr(schedule, name) < 1:
             raise InputError(f"schedule.{name}={getattr(schedule, name)}: must be at least 1")
-    for name in ("devices", "num_nodes", "accumulation", "log_interval", "checkpoint_interval"):
+    if trainer.accumulation == 0 and trainer.devices * trainer.num_nodes > 1:
+        raise InputError("trainer.accumulation=0, what fits, is for one device: give several a number")
+    if trainer.accumulation < 0:
+        raise InputError(f"trainer.accumulation={trainer.accumulation}: at least 1, or 0 for what fits")
+    for name in ("devices", "num_nodes", "log_interval", "checkpoint_interval"):
         if getattr(trainer, name) < 1:
             raise InputError(f"trainer.{name}={getattr(trainer, name)}: must be at least 1")
     check_evaluation(evaluation)
@@ -148,7 +152,7 @@ def check_training(
         )
     if not 0 <= schedule.final_ratio <= 1:
         raise InputError(f"schedule.final_ratio={schedule.final_ratio}: must lie in [0, 1]")
-    parts = trainer.accumulation * trainer.devices * trainer.num_nodes
+    parts = max(1, trainer.accumulation) * trainer.devices * trainer.num_nodes
     if schedule.batch_size % parts:
         raise InputError(
             f"schedule.batch_size={schedule.batch_size} is not divisible by trainer.accumulation * "

@@ -18,11 +18,13 @@ from allattn.data.corpus import Corpus
 from allattn.data.segments import SegmentStream
 from allattn.devices import float32_products
 from allattn.errors import InputError, Interrupted, first_line
+from allattn.model.config import ModelConfig
 from allattn.model.cores.choose import CORES, choose
 from allattn.training.between_steps import BetweenSteps
 from allattn.training.checkpoint_io import AtomicCheckpointIO
-from allattn.training.config import EvaluationConfig, TrainerConfig
+from allattn.training.config import EvaluationConfig, OptimizerName, ScheduleConfig, TrainerConfig
 from allattn.training.display import step_display
+from allattn.training.fitting import fitting_accumulation
 from allattn.training.language_task import LanguageTask
 from allattn.training.run_folder import RunFolder
 from allattn.training.scoring import Score, score_split
@@ -77,6 +79,28 @@ def training_precision(trainer_config: TrainerConfig) -> str:
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return "bf16-mixed"
     return "32-true" if trainer_config.strategy == "fsdp" else "16-mixed"
+
+
+def training_accumulation(
+    trainer_config: TrainerConfig, schedule: ScheduleConfig, optimizer: OptimizerName, model: ModelConfig
+) -> int:
+    """Groups of streams of an update: what the settings say, or for 0 as few as fit the GPU; 1 on a CPU.
+
+    Raises:
+        InputError: as `fitting_accumulation`.
+    """
+    device = scoring_device(trainer_config)
+    if trainer_config.accumulation or device.type != "cuda":
+        return max(1, trainer_config.accumulation)
+    return fitting_accumulation(
+        model,
+        schedule.batch_size,
+        schedule.segment_length,
+        training_core(trainer_config),
+        training_precision(trainer_config),
+        optimizer,
+        torch.cuda.get_device_properties(device).total_memory,
+    )
 
 
 def check_precision(trainer_config: TrainerConfig) -> None:

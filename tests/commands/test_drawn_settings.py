@@ -46,7 +46,7 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
     "eval.stride": ([1, 3, 100], [0]),
     "eval.interval": ([0, 1, 5], [-1]),
     "trainer.precision": (["auto", "32-true", "64-true", "bf16-mixed"], ["16-mixed", "8-true", ""]),
-    "trainer.accumulation": ([1, 2, 3], [0]),
+    "trainer.accumulation": ([0, 1, 2, 3], [-1]),
     "trainer.log_interval": ([1], [0]),
     "trainer.checkpoint_interval": ([1, 5], [0]),
     "trainer.accelerator": (["cpu"], ["abacus", ""]),

@@ -97,6 +97,7 @@ def test_every_command_runs_in_an_empty_folder(allattn: Allattn) -> None:
         "heads": allattn("heads", last.format("demo-pruned"), "picture=heads.png"),
         "export": allattn("export", last.format("demo-pruned"), "folder=exported"),
         "compare": allattn("compare"),
+        "memory": allattn("memory", "model.layers=2", "accumulation=[96]"),
         "benchmark": allattn("benchmark", *SMALL, "squares=[16]", "repeats=1", "peak_memory=false"),
     }
     of_extras = {"lm-eval"}  # see tests/huggingface/test_harness.py
