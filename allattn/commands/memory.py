@@ -10,7 +10,7 @@ from allattn.commands.run_command import Command
 from allattn.errors import InputError
 from allattn.model.config import ModelConfig, check_model
 from allattn.training.config import PRECISIONS, OptimizerName
-from allattn.training.fitting import GIB, fits, training_bytes
+from allattn.training.fitting import GIB, fits, in_groups, training_bytes
 
 CORES = ("recompute", "plain")
 
@@ -35,23 +35,28 @@ def memory(config: MemoryConfig) -> dict[str, dict[int, int]]:
         InputError: a setting cannot be calculated with.
     """
     _check(config)
-    found: dict[str, dict[int, int]] = {core: {} for core in CORES}
     table = Table(title=f"GiB of training, by calculation, {config.precision}, and the GPUs that it fits")
     for column in ("accumulation", "streams at a time", *(f"{core} core" for core in CORES)):
         table.add_column(column, justify="right")
     with Console(stderr=True).status("calculating"):
-        for groups in config.accumulation:
-            rows, cells = config.batch_size // groups, []
-            for core in CORES:
-                needed = training_bytes(
-                    config.model, rows, config.segment_length, core, config.precision, config.optimizer
-                )
-                found[core][groups] = needed
-                on = " ".join(f"{size:g}" for size in config.gpus if fits(needed, int(size * GIB)))
-                cells.append(f"{needed / GIB:.1f} ({on or 'none'})")
-            table.add_row(str(groups), str(rows), *cells)
+        found = {core: _bytes(config, core) for core in CORES}
+    for groups in config.accumulation:
+        cells = [_cell(found[core][groups], config.gpus) for core in CORES]
+        table.add_row(str(groups), str(config.batch_size // groups), *cells)
     Console().print(table)
     return found
+
+
+def _bytes(config: MemoryConfig, core: str) -> dict[int, int]:
+    how = (config.segment_length, core, config.precision, config.optimizer)
+    whole, single = (training_bytes(config.model, rows, *how) for rows in (config.batch_size, 1))
+    needed = in_groups(config.batch_size, whole, single)
+    return {groups: needed(groups) for groups in config.accumulation}
+
+
+def _cell(needed: int, gpus: list[float]) -> str:
+    on = " ".join(f"{size:g}" for size in gpus if fits(needed, int(size * GIB)))
+    return f"{needed / GIB:.1f} ({on or 'none'})"
 
 
 def _check(config: MemoryConfig) -> None:

@@ -40,8 +40,8 @@ from allattn.training.run_folder import RunFolder, open_run_folder
 from allattn.training.runner import (
     fit,
     scoring_device,
-    training_accumulation,
     training_core,
+    training_groups,
     training_precision,
 )
 from allattn.training.scoring import evaluation_stream, score_split
@@ -113,22 +113,22 @@ class Run(Generic[Settings]):
 
         From here on the settings say into how many groups a step of this model goes, in config.yaml a 0
         stays.
+
+        Raises:
+            InputError: as `training_groups`.
         """
-        settings = self.settings
+        settings, trainer = self.settings, self.settings.trainer
+        groups, line = training_groups(trainer, settings.schedule, settings.optimizer.name, model)
         if is_first_process():
             self.folder.write_config(plain(settings))
-            print(
-                f"attention core: {training_core(settings.trainer)}; precision: {settings.trainer.precision}"
-            )
+            print(f"attention core: {training_core(trainer)}; precision: {trainer.precision}")
+            if line:
+                print(line)
         about = plain(settings) | {"environment": environment(), "corpus": corpus_record(self.corpus)}
         self.loggers = make_loggers(
             settings.logger, self.folder.path, settings.name, settings.stage, settings.tags, about, self.step
         )
         self._open.enter_context(finish_loggers(self.loggers))
-        trainer = settings.trainer
-        groups = training_accumulation(trainer, settings.schedule, settings.optimizer.name, model)
-        if groups != trainer.accumulation and is_first_process():
-            print(f"trainer.accumulation: {groups}, as few as fit the memory by calculation")
         self.settings = replace(settings, trainer=replace(trainer, accumulation=groups))
 
     def finished(self, corpus: Callable[[], Corpus]) -> dict[str, Any] | None:

@@ -1,6 +1,8 @@
 """How many groups of streams a step needs so that it fits a GPU, by calculation."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from allattn.errors import InputError
 from allattn.model.config import ModelConfig
@@ -10,6 +12,13 @@ from allattn.training.step_memory import step_memory
 GIB = 2**30
 _UNUSED = 0.1  # of a GPU's memory: what torch's allocator leaves between tensors
 _CUDA = GIB  # CUDA and its libraries
+
+
+class Groups(NamedTuple):
+    """Into how many groups a step goes, and the bytes of training so."""
+
+    accumulation: int
+    needed: int
 
 
 def training_bytes(
@@ -39,7 +48,16 @@ def fits(needed: int, memory: int) -> bool:
     return needed <= (1 - _UNUSED) * memory - _CUDA
 
 
-def fitting_accumulation(
+def in_groups(streams: int, whole: int, single: int) -> Callable[[int], int]:
+    """Bytes of training by the number of groups, from those of all `streams` at a time and of one.
+
+    Nearly all that a step makes grows evenly with its streams.
+    """
+    each = (whole - single) / max(1, streams - 1)
+    return lambda groups: round(single + each * (streams // groups - 1))
+
+
+def fitting_groups(
     config: ModelConfig,
     streams: int,
     tokens: int,
@@ -47,8 +65,8 @@ def fitting_accumulation(
     precision: str,
     optimizer: OptimizerName,
     memory: int,
-) -> int:
-    """The smallest trainer.accumulation with which a step fits.
+) -> Groups:
+    """The fewest groups with which a step fits.
 
     Args:
         config: of the model.
@@ -62,13 +80,17 @@ def fitting_accumulation(
     Raises:
         InputError: not even one stream at a time fits.
     """
-    needed = 0
-    for groups in range(1, streams + 1):
-        if streams % groups == 0:
-            needed = training_bytes(config, streams // groups, tokens, core, precision, optimizer)
-            if fits(needed, memory):
-                return groups
-    raise InputError(
-        f"trainer.accumulation=0: one stream at a time takes {needed / GIB:.1f} GiB by calculation, too much "
-        f"for a GPU of {memory / GIB:.1f} GiB: lower schedule.segment_length or the model's sizes"
-    )
+    how = (tokens, core, precision, optimizer)
+    whole = training_bytes(config, streams, *how)
+    if fits(whole, memory):
+        return Groups(1, whole)
+    single = training_bytes(config, 1, *how)
+    if not fits(single, memory):
+        raise InputError(
+            f"trainer.accumulation=0: one stream at a time takes {single / GIB:.1f} GiB by calculation, too "
+            f"much for a GPU of {memory / GIB:.1f} GiB: lower schedule.segment_length or the model's sizes"
+        )
+    needed = in_groups(streams, whole, single)
+    divisors = (groups for groups in range(2, streams + 1) if streams % groups == 0)
+    fewest = next(groups for groups in divisors if fits(needed(groups), memory))
+    return Groups(fewest, needed(fewest))

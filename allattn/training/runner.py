@@ -24,7 +24,7 @@ from allattn.training.between_steps import BetweenSteps
 from allattn.training.checkpoint_io import AtomicCheckpointIO
 from allattn.training.config import EvaluationConfig, OptimizerName, ScheduleConfig, TrainerConfig
 from allattn.training.display import step_display
-from allattn.training.fitting import fitting_accumulation
+from allattn.training.fitting import GIB, fitting_groups
 from allattn.training.language_task import LanguageTask
 from allattn.training.run_folder import RunFolder
 from allattn.training.scoring import Score, score_split
@@ -81,26 +81,33 @@ def training_precision(trainer_config: TrainerConfig) -> str:
     return "32-true" if trainer_config.strategy == "fsdp" else "16-mixed"
 
 
-def training_accumulation(
+def training_groups(
     trainer_config: TrainerConfig, schedule: ScheduleConfig, optimizer: OptimizerName, model: ModelConfig
-) -> int:
-    """Groups of streams of an update: what the settings say, or for 0 as few as fit the GPU; 1 on a CPU.
+) -> tuple[int, str]:
+    """Groups of streams of an update, and a line where trainer.accumulation=0 left them open.
+
+    They are as few as fit the GPU, on a CPU 1.
 
     Raises:
-        InputError: as `fitting_accumulation`.
+        InputError: as `fitting_groups`.
     """
     device = scoring_device(trainer_config)
-    if trainer_config.accumulation or device.type != "cuda":
-        return max(1, trainer_config.accumulation)
-    return fitting_accumulation(
+    if trainer_config.accumulation:
+        return trainer_config.accumulation, ""
+    if device.type != "cuda":
+        return 1, "trainer.accumulation: 1, there is no GPU to fit"
+    memory = torch.cuda.get_device_properties(device).total_memory
+    groups, needed = fitting_groups(
         model,
         schedule.batch_size,
         schedule.segment_length,
         training_core(trainer_config),
         training_precision(trainer_config),
         optimizer,
-        torch.cuda.get_device_properties(device).total_memory,
+        memory,
     )
+    sizes = f"{needed / GIB:.1f} of the GPU's {memory / GIB:.1f} GiB"
+    return groups, f"trainer.accumulation: {groups}, with which a step takes {sizes} by calculation"
 
 
 def check_precision(trainer_config: TrainerConfig) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from support.measured_steps import CASES, SIZES
 
-from allattn.model.config import ModelConfig
 from allattn.training.config import OptimizerName
 from allattn.training.step_memory import StepMemory, step_memory
 
@@ -64,17 +63,3 @@ def test_weights_moments_and_memory_are_those_of_the_sizes() -> None:
     assert double.total == 2 * found.total
     muon = step_memory(model, rows, 96, "plain", optimizer=OptimizerName.muon)
     assert found.weights < muon.moments < found.moments
-
-
-def test_the_papers_step_fits_one_gpu_with_the_recomputing_core() -> None:
-    """192 x 192 tokens in bfloat16, 16 layers of which each takes what the second takes."""
-
-    def held(core: str) -> int:
-        one, two = (
-            step_memory(ModelConfig(vocabulary_size=267_735, layers=layers), 192, 192, core, "bf16-mixed")
-            for layers in (1, 2)
-        )
-        return one.held + 15 * (two.held - one.held)
-
-    assert held("recompute") < 22 * 2**30
-    assert held("plain") > 4 * held("recompute")
