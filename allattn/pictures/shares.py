@@ -1,6 +1,6 @@
 """What a model loses as more and more of its heads are zeroed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
@@ -17,7 +17,7 @@ class ShareCurve:
     points: list[tuple[float, float, float]]  # share really zeroed, mean value, deviation (0 of one)
 
 
-def draw_shares(panels: dict[str, Sequence[ShareCurve]], value: str, log: bool) -> Figure:
+def draw_shares(panels: Mapping[str, Sequence[ShareCurve]], value: str, log: bool) -> Figure:
     """A pair of axes per panel, a line per score.
 
     Args:
