@@ -23,7 +23,7 @@ class Batch:
 
     ids: Tensor  # (B, T) int64, on the CPU
     targets: Tensor  # (B, T) int64, the next token of each position; negative = not scored
-    real: Tensor  # (B, T) bool, False at padding, on either side
+    real: Tensor  # (B, T) bool, False at padding, on either side; a row may be padding alone
 
 
 @dataclass(frozen=True)
