@@ -102,7 +102,12 @@ def prepare(config: DataConfig, progress: bool = True) -> Corpus:
 def _given_tokenizer(config: DataConfig) -> Tokenizer | None:
     if config.tokenizer in ("word", "bpe"):
         return None
-    tokenizer = load_tokenizer(user_path("data.tokenizer", config.tokenizer))
+    path = user_path("data.tokenizer", config.tokenizer)
+    if not path.is_file():
+        raise InputError(
+            f"data.tokenizer={path}: there is no such file; give word, bpe, or the path of a tokenizer.json"
+        )
+    tokenizer = load_tokenizer(path)
     if config.source in RAW_SOURCES and is_word_level(tokenizer):
         raise InputError(
             f"data.tokenizer={config.tokenizer} is word level, but data.source={config.source.value} has no "

@@ -173,17 +173,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
         InputError: the file is missing, is no tokenizer, or has no `<eos>`.
     """
     if not path.is_file():
-        raise InputError(
-            f"data.tokenizer={path}: there is no such file; give word, bpe, or the path of a tokenizer.json"
-        )
+        raise InputError(f"{path}: there is no such file")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
-        raise InputError(f"data.tokenizer={path}: is not a tokenizer.json ({first_line(error)})") from error
+        raise InputError(f"{path}: is not a tokenizer.json ({first_line(error)})") from error
     if tokenizer.token_to_id(EOS) is None:
-        raise InputError(
-            f"data.tokenizer={path}: has no {EOS} token, which ends every line; add it to the file"
-        )
+        raise InputError(f"{path}: has no {EOS} token, which ends every line; add it to the file")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -5,6 +5,7 @@ before the text is cut into tokens: the same ids at word level and for byte-leve
 may treat what follows `<eos>` by rules of its own.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from allattn.data.vocabulary import EOS, is_word_level, load_tokenizer
 from allattn.errors import InputError
-from allattn.training.loading import TOKENIZER_FILE
+from allattn.training.exports import CONFIG_FILE, MODEL_TYPE, check_export_config
+from allattn.training.loading import TOKENIZER_FILE, checked_tokenizer
 
 LINE_END = AddedToken(EOS, special=True, normalized=True)  # found also where the normalizer has put it
 
@@ -26,13 +28,16 @@ class AllAttentionTokenizer(PreTrainedTokenizerFast):
         kwargs: of transformers.
 
     Raises:
-        InputError: the file is missing or is no tokenizer with `<eos>`.
+        InputError: the file is missing or is no tokenizer with `<eos>`, or the export whose folder it lies in
+            is of another vocabulary or a newer format.
     """
 
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012  (transformers' own declaration)
 
     def __init__(self, tokenizer_file: str | None = None, **kwargs: Any) -> None:
-        self.ours = load_tokenizer(Path(tokenizer_file or TOKENIZER_FILE))
+        path = Path(tokenizer_file or TOKENIZER_FILE)
+        self.ours = load_tokenizer(path)
+        _check_export(path.with_name(CONFIG_FILE))
         if is_word_level(self.ours):
             kwargs["split_special_tokens"] = True  # a word that merely contains <eos> is a word
         super().__init__(tokenizer_object=_with_line_ends(self.ours), **kwargs)
@@ -58,6 +63,16 @@ class AllAttentionTokenizer(PreTrainedTokenizerFast):
         path = Path(save_directory) / TOKENIZER_FILE
         path.write_text(self.ours.to_str(), encoding="utf-8")
         return (*file_names, str(path))
+
+
+def _check_export(config: Path) -> None:
+    """Refuse a tokenizer.json that does not belong to the config.json of an export beside it."""
+    values = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else None
+    if not isinstance(values, dict) or values.get("model_type") != MODEL_TYPE:
+        return
+    check_export_config(values, config)
+    if values["tokenizer_hash"]:
+        checked_tokenizer(config, {"allattn": values})
 
 
 def _with_line_ends(tokenizer: Tokenizer) -> Tokenizer:

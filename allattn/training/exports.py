@@ -182,7 +182,7 @@ def check_export_config(config: Any, path: Path | str) -> ModelConfig:
     version = config.get("format_version")
     if version not in (1, EXPORT_VERSION):
         raise InputError(
-            f"{path}: has export format_version {version}, this version of allattn reads 1 and "
+            f"{path}: has export format_version {version!r}, this version of allattn reads 1 and "
             f"{EXPORT_VERSION}; use the version that wrote it"
         )
     if not isinstance(config.get("tokenizer_hash"), str):

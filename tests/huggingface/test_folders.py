@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from support.checkpoint_files import TOKENIZER
 from support.huggingface_fixtures import KINDS, Exported
 from support.reference import random_ids
+from tokenizers import Tokenizer, models
 
 import allattn
 from allattn.commands.generate import GenerateSettings, generate
@@ -157,6 +158,27 @@ def test_what_is_wrong_with_a_folder_is_one_line(
     assert "\n" not in str(error.value)
 
 
+BAD_VOCABULARY = {
+    **{kind: BAD[kind] for kind in ("newer format", "code", "other vocabulary")},
+    "none": (lambda f: (f / "tokenizer.json").unlink(), r"^tokenizer\.json: there is no such file"),
+    "foreign": (
+        lambda f: Tokenizer(models.BPE()).save(str(f / "tokenizer.json")),
+        r"^\S+: has no <eos> token",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), BAD_VOCABULARY.values(), ids=BAD_VOCABULARY)
+def test_what_is_wrong_with_a_vocabulary_is_one_line(
+    folder: Path, damage: Callable[[Path], Any], message: str
+) -> None:
+    """Also where the tokenizer alone is loaded."""
+    damage(folder)
+    with pytest.raises(InputError, match=message) as error:
+        transformers.AutoTokenizer.from_pretrained(folder)
+    assert "\n" not in str(error.value)
+
+
 def test_no_code_of_a_folder_is_run(folder: Path) -> None:
     """Not even where it is allowed to."""
     (folder / "evil.py").write_text("raise SystemExit('ran')\n")
@@ -164,12 +186,12 @@ def test_no_code_of_a_folder_is_run(folder: Path) -> None:
     (folder / "custom_generate" / "generate.py").write_text("raise SystemExit('ran')\n")
     with pytest.raises(InputError, match="trust_remote_code: no model of allattn needs code"):
         load(folder, trust_remote_code=True)
-    change(folder, "config.json", auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"})
     change(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.T", "evil.T"]})
-    with pytest.raises(InputError, match="names code to run"):
-        load(folder, trust_remote_code=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert tokenizer("w1")["input_ids"] == [TOKENIZER.token_to_id("w1")]
+    change(folder, "config.json", auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"})
+    with pytest.raises(InputError, match="names code to run"):
+        load(folder, trust_remote_code=True)
 
 
 def test_without_transformers_the_extra_is_named(tmp_path: Path) -> None:

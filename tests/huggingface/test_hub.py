@@ -69,6 +69,60 @@ def test_a_model_goes_to_the_hub_and_back(
     assert not list((tmp_path / "hf").rglob("evil.py"))
 
 
+LOCAL_TASK = """\
+task: local
+dataset_path: json
+dataset_kwargs: {data_files: {test: data.json}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{text}}"
+metric_list: [{metric: word_perplexity}]
+"""
+EVERY_COMMAND = """\
+import sys
+from allattn.commands.command_line import main
+model, device = "checkpoint=huggingface:lab/tiny", ["device=cpu", "progress=false"]
+text = ["data.source=files", "data.folder=text", "data.cache_folder=cache"]
+for words in (
+    ["evaluate", model, *text, "split=test"],
+    ["evaluate", "export", "huggingface:lab/tiny", *text],
+    ["heads", model],
+    ["generate", model, "prompt=w3 w1", "length=6", "temperature=0"],
+    ["lm-eval", model, "tasks=task.yaml", "file=found.json"],
+):
+    sys.argv = ["allattn", *words, *device]
+    print("==", *words[:1], flush=True)
+    main()
+"""
+
+
+def test_every_command_on_a_model_of_the_hub(
+    hub: Hub, exported_kind: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    """By the hub's answers, then offline from the cache; the same as from a folder."""
+    pytest.importorskip("lm_eval", reason='needs the extra: pip install "allattn[lm-eval]"')
+    place = exported_kind("cut, a layer without heads").folder
+    hub.files["lab/tiny"] = {file.name: file.read_bytes() for file in place.iterdir()}
+    (tmp_path / "export").symlink_to(place)
+    (tmp_path / "text").mkdir()
+    for split in ("train", "valid", "test"):
+        (tmp_path / "text" / f"wiki.{split}.tokens").write_text("w1 w2 w3\nw5 w1 w4 w40\n" * 20)
+    (tmp_path / "data.json").write_text('{"text": "w1 w2 w3"}')
+    (tmp_path / "task.yaml").write_text(LOCAL_TASK)
+    online = ended(tmp_path, hub, "-c", EVERY_COMMAND)
+    assert online.returncode == 0, online.stderr
+    evaluated, compared, heads, generated, found = online.stdout.split("== ")[1:]
+    assert "perplexity per word" in evaluated
+    assert compared.count(evaluated.partition("\n")[2].splitlines()[0]) == 2, "as from the folder"
+    assert "7 of 24" in heads
+    assert generated
+    assert "local: word_perplexity " in found
+    offline = ended(tmp_path, hub, "-c", EVERY_COMMAND, HF_HUB_OFFLINE="1")
+    assert offline.returncode == 0, offline.stderr
+    assert offline.stdout == online.stdout
+
+
 def test_what_the_hub_does_not_give_is_one_line(hub: Hub, tmp_path: Path) -> None:
     for variables in ({}, {"HF_HUB_OFFLINE": "1"}):
         done = ended(tmp_path, hub, "-m", "allattn", "heads", "checkpoint=huggingface:lab/none", **variables)

@@ -6,6 +6,7 @@ import sys
 import zipfile
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -372,6 +373,8 @@ def test_model_card_says_what_is_known(dense_run: RunFolder, tmp_path: Path) -> 
     """Scores come from the run's result.json, if it is of this checkpoint; no path gets out."""
     save_export(dense_run.last, tmp_path / "dense", license="apache-2.0", language="en")
     card = (tmp_path / "dense" / "README.md").read_text()
+    after = [later for line, later in pairwise(card.splitlines()) if line.startswith("|")]
+    assert all(line.startswith("|") or not line for line in after), "a line after a table is a row of it"
     metadata = yaml.safe_load(card.split("---\n")[1])
     record = json.loads(dense_run.result.read_text())["dense"]
     assert (metadata["license"], metadata["language"]) == ("apache-2.0", "en")
