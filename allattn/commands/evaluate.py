@@ -2,13 +2,12 @@
 
 import json
 from dataclasses import asdict, dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from allattn.commands.opened import SavedSettings, open_saved
 from allattn.commands.run_command import Command
-from allattn.data.config import DataConfig, Source
+from allattn.data.config import DataConfig, Source, Split
 from allattn.data.corpus import Corpus
 from allattn.errors import InputError
 from allattn.files import write_atomically
@@ -19,14 +18,6 @@ from allattn.record.score_lines import difference_line, score_lines
 from allattn.training.checkpoint_text import corpus_of
 from allattn.training.config import EvaluationConfig, check_evaluated_distances, check_evaluation
 from allattn.training.scoring import score_split
-
-
-class Split(Enum):
-    """Which text of the corpus."""
-
-    train = "train"
-    valid = "valid"
-    test = "test"
 
 
 @dataclass

@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
 
 from allattn.commands.opened import Opened, SavedSettings, open_saved
+from allattn.commands.overrides import with_lists
 from allattn.commands.run_command import Command
 from allattn.errors import InputError, first_line
 from allattn.files import write_atomically
@@ -128,12 +130,4 @@ def _record(settings: LmEvalSettings, opened: Opened, found: Any) -> dict[str, A
     }
 
 
-def with_tasks_as_list(arguments: list[str]) -> list[str]:
-    """`tasks=A` and `tasks=A,B` written as `tasks=[A,B]`."""
-    return [
-        f"tasks=[{each.removeprefix('tasks=')}]" if each.startswith("tasks=") and each[6:7] != "[" else each
-        for each in arguments
-    ]
-
-
-COMMAND = Command("lm-eval", LmEvalSettings, lm_eval, respelled=with_tasks_as_list)
+COMMAND = Command("lm-eval", LmEvalSettings, lm_eval, respelled=partial(with_lists, names=("tasks",)))

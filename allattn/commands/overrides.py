@@ -31,6 +31,16 @@ def with_quoted_home(arguments: Sequence[str]) -> list[str]:
     return [quoted(word) if re.match(r"[^-=~][^=]*=~", word) else word for word in arguments]
 
 
+def with_lists(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    """`name=A` and `name=A,B` written as `name=[A]` and `name=[A,B]`, for the settings that are lists."""
+    found = []
+    for word in arguments:
+        name, equals, value = word.partition("=")
+        bare = equals and name in names and not value.startswith("[")
+        found.append(f"{name}=[{value}]" if bare else word)
+    return found
+
+
 def flags_first(arguments: Sequence[str]) -> list[str]:
     """The command line with its flags, and the words that belong to them, before all settings.
 

@@ -19,6 +19,14 @@ class Source(Enum):
     pydoc = "pydoc"  # demo corpus that ships with Python
 
 
+class Split(Enum):
+    """Which text of the corpus."""
+
+    train = "train"
+    valid = "valid"
+    test = "test"
+
+
 RAW_SOURCES = (Source.wikitext103_raw, Source.wikitext2_raw)
 FILE_SETTINGS = ("train_file", "valid_file", "test_file")
 SMALLEST_BPE = 257  # 256 bytes and <eos>
