@@ -21,9 +21,10 @@ def load(path: str | PathLike[str]) -> AllAttentionLM:
     Raises:
         InputError: there is no such file or folder, or it is damaged.
     """
+    from allattn.families import all_attention
     from allattn.files import user_path
     from allattn.training.exports import load_export
     from allattn.training.loading import load_model
 
     where = user_path("path", str(path))
-    return load_export(where) if where.is_dir() else load_model(where).model.eval()
+    return load_export(where) if where.is_dir() else all_attention(load_model(where).model.eval(), str(where))

@@ -12,6 +12,8 @@ ORDER = [
     "data",
     "model",
     "heads",
+    "pretrained",
+    "families",
     "pruning",
     "pictures",
     "training",

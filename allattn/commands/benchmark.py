@@ -11,6 +11,7 @@ from allattn.benchmark.table import markdown
 from allattn.commands.opened import device_named, open_saved
 from allattn.commands.run_command import Command
 from allattn.errors import InputError
+from allattn.families import all_attention
 from allattn.files import write_atomically
 from allattn.settings import plain
 
@@ -25,7 +26,7 @@ def benchmark(config: BenchmarkConfig) -> dict[str, Any]:
     device = device_named(config.device)
     pruned = None
     if config.checkpoint is not None:
-        pruned = open_saved(config.checkpoint, "cpu", progress=False).model
+        pruned = all_attention(open_saved(config.checkpoint, "cpu", progress=False).model, "benchmark")
     folder = Path(config.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

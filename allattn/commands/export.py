@@ -8,6 +8,7 @@ from omegaconf import MISSING
 from allattn.commands.opened import SavedSettings, open_saved
 from allattn.commands.run_command import Command
 from allattn.errors import InputError
+from allattn.families import all_attention
 from allattn.model.counts import count_parameters
 from allattn.training.exports import EXPORT_VERSION, write_export
 from allattn.training.model_card import CardLabels, record_in, result_of
@@ -34,7 +35,8 @@ def export(settings: ExportSettings) -> Path:
         raise InputError(f"{opened.path}: is an export already; copy the folder, or give a checkpoint")
     record = record_in(result_of(opened.path), opened.model, opened.meta)
     labels = CardLabels(settings.license, settings.language)
-    model = write_export(opened.model, opened.meta, opened.tokenizer(), folder, labels, record)
+    ours = all_attention(opened.model, "export")
+    model = write_export(ours, opened.meta, opened.tokenizer(), folder, labels, record)
     config = model.config
     print(
         f"{folder}: {config.heads_kept_total} of {config.heads_total} heads, "

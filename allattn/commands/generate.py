@@ -20,6 +20,7 @@ from allattn.data.vocabulary import (
     word_table,
 )
 from allattn.errors import InputError
+from allattn.families import all_attention
 from allattn.model.generation import generate_tokens
 from allattn.model.sampling import check_sampling, sampler
 from allattn.randomness import generator
@@ -46,6 +47,7 @@ def generate(settings: GenerateSettings) -> str:
     """
     check_settings(settings)
     opened = open_saved(settings.checkpoint, settings.device, settings.progress)
+    model = all_attention(opened.model, "generate")
     tokenizer = load_tokenizer(opened.tokenizer())
     prompt = prompt_ids(settings.prompt, tokenizer)
     noise = generator(settings.seed, "generation")
@@ -59,7 +61,7 @@ def generate(settings: GenerateSettings) -> str:
 
     if settings.prompt:
         show("".join(map(stream.add, prompt)))
-    for token in generate_tokens(opened.model, prompt, settings.length, choose, settings.memory_length):
+    for token in generate_tokens(model, prompt, settings.length, choose, settings.memory_length):
         show(stream.add(token))
     show(stream.end())
     print()

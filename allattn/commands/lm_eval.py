@@ -12,6 +12,7 @@ from allattn.commands.opened import Opened, SavedSettings, open_saved
 from allattn.commands.overrides import with_lists
 from allattn.commands.run_command import Command
 from allattn.errors import InputError, first_line
+from allattn.families import all_attention
 from allattn.files import write_atomically
 
 RESULTS = "lm_eval.json"  # in the run's folder
@@ -49,7 +50,8 @@ def lm_eval(settings: LmEvalSettings) -> dict[str, Any]:
     opened = open_saved(settings.checkpoint, settings.device, settings.progress)
     file = _file(settings, opened)
     hash_, length = opened.meta["tokenizer_hash"], settings.max_length
-    model = as_harness_model(opened.model, opened.tokenizer(), hash_, settings.batch_size, length)
+    ours = all_attention(opened.model, "lm-eval")
+    model = as_harness_model(ours, opened.tokenizer(), hash_, settings.batch_size, length)
     by_name = any(not Path(task).is_file() for task in settings.tasks)
     seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
     try:

@@ -10,7 +10,7 @@ from omegaconf import MISSING
 from rich.console import Console
 
 from allattn.errors import InputError, first_line
-from allattn.model.language_model import AllAttentionLM
+from allattn.model.gated import GatedLM
 from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.exports import export_record, load_export
@@ -33,7 +33,7 @@ class Opened:
     """A saved model, and what is known of it."""
 
     path: Path  # the checkpoint, or the export's folder
-    model: AllAttentionLM  # in evaluation mode; of the gate phase, without its closed heads
+    model: GatedLM  # in evaluation mode; of the gate phase, without its closed heads
     meta: dict[str, Any]  # what a checkpoint's entry `allattn` says about such a model
     checkpoint: dict[str, Any]  # as it was read; an export's has no weights, its phase is "export"
 

@@ -58,7 +58,7 @@ class AllAttentionCache:
 
 def nothing_read(model: AllAttentionLM, rows: int) -> list[Group]:
     """The groups at the start of `rows` texts."""
-    return [Group(torch.arange(rows, device=model.positions.table.device), model.empty_memory(rows))]
+    return [Group(torch.arange(rows, device=model.device), model.empty_memory(rows))]
 
 
 def read_rows(
@@ -150,9 +150,7 @@ def _word_by_word(
     parts = [Group(torch.arange(len(ids), device=ids.device), [], kept)]  # places inside the group
     for column, reads in zip(ids.unbind(1), real.unbind(1), strict=True):
         parts = [part for whole in parts for part in _split(whole, reads)]
-        output = torch.zeros(
-            len(ids), model.config.width, dtype=model.positions.table.dtype, device=ids.device
-        )
+        output = torch.zeros(len(ids), model.config.width, dtype=model.dtype, device=ids.device)
         for part in parts:
             if bool(reads[part.places[0]]):
                 assert part.words is not None

@@ -5,8 +5,9 @@ Notation used in every model file:
     d width, H heads, c = d / H head width, S = (memory present) + T keys in the sequence.
 """
 
+import copy
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,62 @@ class ModelConfig:
     def heads_total(self) -> int:
         """L * H, the heads of all layers before any removal."""
         return self.layers * self.heads
+
+    @property
+    def parameters_per_head(self) -> int:
+        """What removing one head removes: its q, k, v, r, o blocks, u, v, PK and PV (no feed-forward)."""
+        c = self.head_width
+        return 5 * self.width * c + 2 * c + 2 * self.persistent_vectors * c
+
+    def layer_multiply_adds(self, layer: int) -> int:
+        """Multiply-adds of one layer per token in evaluation with a full memory, keys and values cached.
+
+        Per head: q, k, v, o projections 4 d c; scores and values over the M + 1 visible positions
+        2 (M + 1) c; position scores (M + 1) c; persistent scores and values 2 N c. The feed-forward
+        sublayer: 2 d F.
+        """
+        c, visible = self.head_width, self.memory_length + 1
+        per_head = 4 * self.width * c + 3 * visible * c + 2 * self.persistent_vectors * c
+        return self.heads_present[layer] * per_head + 2 * self.width * self.feed_forward
+
+    def training_multiply_adds(self, segment_length: int) -> float:
+        """Multiply-adds of training per token: forward, and twice as many backward.
+
+        Counted are the layers, with the keys and values of the memory, which every segment projects anew,
+        and of the softmax what every token takes: head projection, first band and clusters. Not counted are
+        what the recomputing core computes a second time (MFU's convention), embedding and tails, whose share
+        depends on the text, position keys, which are the same for all streams, norms, dropout and the
+        optimizer.
+
+        Args:
+            segment_length: T; a segment of T tokens has M + T keys, a full memory among them.
+        """
+        width, c, length = self.width, self.head_width, self.memory_length
+        keys = (length + segment_length) / segment_length  # for each query
+        visible = length + (1 if self.same_length else (1 + segment_length) / 2)  # by a query, on average
+        per_head = 2 * width * c * (1 + keys) + 3 * visible * c + 2 * self.persistent_vectors * c
+        layers = self.heads_kept_total * per_head + 2 * self.layers * width * self.feed_forward
+        first, tails = self.band_ends[0], len(self.band_ends) - 1
+        softmax = width * (first + tails + (width if tails else 0))
+        return 3 * (layers + softmax)
+
+    @property
+    def context(self) -> int | None:
+        """Positions are relative: `position_rows` is the limit."""
+        return None
+
+    @property
+    def heads_per_group(self) -> int:
+        """Every head has its own keys and values."""
+        return 1
+
+    def dense(self) -> "ModelConfig":
+        """The same with all heads, before any removal."""
+        return replace(self, heads_kept=None, output_scale=None, scale_absorbed=False)
+
+    def with_heads(self, kept: list[list[int]], scales: list[float]) -> "ModelConfig":
+        """The same with these heads and s_g."""
+        return replace(copy.deepcopy(self), heads_kept=kept, output_scale=scales)
 
     def scale(self, layer: int) -> float:
         """The constant s_g of `layer`."""

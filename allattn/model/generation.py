@@ -29,7 +29,7 @@ def generate_tokens(
     Raises:
         InputError: the position table has fewer than M + 1 rows, or `choose` raises it.
     """
-    device = model.positions.table.device
+    device = model.device
     hidden, cache = read(model, torch.tensor([prompt], device=device), memory_length)
     yield (word := choose(next_log_probs(model, hidden)[0]))
     for _ in range(length - 1):

@@ -1,5 +1,6 @@
 """The language model: embedding -> L All-attention layers -> tied softmax; memory goes in and comes out."""
 
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -9,16 +10,18 @@ from allattn.errors import InputError
 from allattn.model.attention import AllAttention
 from allattn.model.bands import BandCounts
 from allattn.model.config import ModelConfig, check_model
+from allattn.model.cores.choose import CORES, choose
 from allattn.model.cores.inputs import Core
 from allattn.model.embedding import AdaptiveEmbedding
+from allattn.model.gated import GatedLM, HeadPart, Memory
 from allattn.model.positions import RelativePositions
 from allattn.model.softmax import TiedAdaptiveSoftmax
 
-Memory = list[Tensor]  # L tensors (B, M', d): each layer's inputs at the last M' <= M positions
 
-
-class AllAttentionLM(nn.Module):
+class AllAttentionLM(GatedLM):
     """All-attention Transformer language model, dense or cut.
+
+    Its memory is L tensors (B, M', d): each layer's inputs at the last M' <= M positions.
 
     Raises:
         InputError: the configuration contradicts itself (see `check_model`).
@@ -38,23 +41,36 @@ class AllAttentionLM(nn.Module):
         self.softmax = TiedAdaptiveSoftmax(config)
 
     @property
-    def head_axes(self) -> dict[str, tuple[int, int]]:
-        """By name, the parameters that belong to heads: their layer and the axis of the heads' blocks."""
-        return {
-            f"layers.{index}.{name}": (index, axis)
-            for index, layer in enumerate(self.stack)
-            for name, axis in layer.HEAD_AXIS.items()
-        }
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.positions.table.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return self.positions.table.dtype
+
+    @property
+    def head_parts(self) -> dict[str, HeadPart]:
+        """By name, the parameters that belong to heads, in blocks of c."""
+        parts = {}
+        for index, layer in enumerate(self.stack):
+            heads = torch.arange(len(layer.heads_kept))
+            owner = heads.repeat_interleave(layer.head_width)
+            for name, axis in layer.HEAD_AXIS.items():
+                parts[f"layers.{index}.{name}"] = HeadPart(index, axis, owner, heads)
+        return parts
+
+    @property
+    def core_name(self) -> str:
+        """The attention core that the model computes with where it is now."""
+        names = {core: name for name, core in CORES.items()}
+        return names.get(self.stack[0].core) or choose("auto", self.device, compiled=False)
 
     @property
     def stack(self) -> list[AllAttention]:
         """The layers, with their type."""
         return cast(list[AllAttention], list(self.layers))
-
-    @property
-    def trained(self) -> set[str]:
-        """Names of the parameters with an effect; none have those without elements or without their heads."""
-        return {name for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def use_core(self, core: Core) -> None:
         """Let every layer compute with `core`; a layer that was told nothing chooses one at each call."""
@@ -63,9 +79,8 @@ class AllAttentionLM(nn.Module):
 
     def empty_memory(self, rows: int) -> Memory:
         """The memory at the start of a text: L tensors (rows, 0, d)."""
-        table = self.positions.table
         shape = (rows, 0, self.config.width)
-        return [torch.zeros(shape, dtype=table.dtype, device=table.device) for _ in self.layers]
+        return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in self.layers]
 
     def forward(
         self,
@@ -76,19 +91,7 @@ class AllAttentionLM(nn.Module):
         memory_length: int | None = None,
         counts: BandCounts | None = None,
     ) -> tuple[Tensor, Memory]:
-        """Nats of each target and the memory after the segment.
-
-        Args:
-            ids: (B, T) int64.
-            targets: (B, T) int64, the next word of each position; negative = not scored.
-            memory: from the call on the segment before, or `empty_memory`.
-            multipliers: per layer (h,) s_g * g_i; None = no gates.
-            memory_length: M when it differs from the configuration's.
-            counts: words of `ids` and `targets` by band, if they are known: nothing then waits for a GPU.
-
-        Returns:
-            (B, T) negative log-likelihoods in nats, 0 where not scored; the new memory.
-        """
+        """Nats (B, T) of each target and the memory after the segment, see `GatedLM`."""
         in_bands, in_tails = (None, None) if counts is None else counts
         hidden, memory = self.hidden(ids, memory, multipliers, memory_length, in_bands)
         return self.softmax(hidden, targets, self.embedding, in_tails), memory
@@ -163,6 +166,23 @@ class AllAttentionLM(nn.Module):
             gate = None if multipliers is None else multipliers[index]
             x = layer(x, memory[index], positions, window, gate)
         return x, after
+
+    def layers_alone(self, segments: Sequence[Tensor]) -> Callable[[], None]:
+        """An action that puts the segments, embedded already and each with its memory, through the layers."""
+        memory = self.empty_memory(len(segments[0]))
+        given: list[tuple[Tensor, Memory, Tensor, int]] = []
+        with torch.no_grad():
+            for ids in segments:
+                positions, window = self.positions_and_window(memory[0].shape[1] + ids.shape[1])
+                given.append((self.embedding(ids), memory, positions, window))
+                _, memory = self.through_layers(*given[-1])
+
+        def through() -> None:
+            with torch.no_grad():
+                for inputs in given:
+                    self.through_layers(*inputs)
+
+        return through
 
     def log_probs(self, ids: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         """Log-probabilities of every next word, (B, T, V), and the new memory."""

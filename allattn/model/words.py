@@ -6,18 +6,18 @@ from torch import Tensor
 
 from allattn.devices import to_device
 from allattn.model.bands import BandCounts, count_bands
-from allattn.model.language_model import AllAttentionLM
+from allattn.model.gated import GatedLM
 
 
 class Words(NamedTuple):
-    """Arguments of `AllAttentionLM.forward`."""
+    """Arguments of `GatedLM.forward`."""
 
     inputs: Tensor  # (B, T) int64
     targets: Tensor  # (B, T) int64
     counts: BandCounts | None  # None on a CPU, where nobody waits for them
 
 
-def words_of(inputs: Tensor, targets: Tensor, model: AllAttentionLM) -> Words:
+def words_of(inputs: Tensor, targets: Tensor, model: GatedLM) -> Words:
     """Count words that are on the CPU, and copy them to the model's device without waiting for it.
 
     Args:
@@ -25,6 +25,6 @@ def words_of(inputs: Tensor, targets: Tensor, model: AllAttentionLM) -> Words:
         targets: (B, T) int64, negative = not scored.
         model: on any device.
     """
-    device = model.positions.table.device
+    device = model.device
     counts = None if device.type == "cpu" else count_bands(inputs, targets, model.config.band_ends)
     return Words(to_device(inputs, device), to_device(targets, device), counts)

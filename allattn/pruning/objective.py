@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from allattn.model.config import ModelConfig
+from allattn.model.gated import Sizes
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.gates import HeadGates
 from allattn.pruning.phase import Phase
@@ -79,7 +79,7 @@ class FrozenGates(NoGates):
 
     phase = Phase.fine_tune
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: Sizes) -> None:
         super().__init__()
         self.model = model
 
@@ -104,7 +104,7 @@ class ScheduledGates(HeadGates):
 
     phase = Phase.gates
 
-    def __init__(self, config: GatesConfig, model: ModelConfig, seed: int) -> None:
+    def __init__(self, config: GatesConfig, model: Sizes, seed: int) -> None:
         scales = [model.scale(layer) for layer in range(model.layers)]
         super().__init__(config, model.heads_present, model.heads, scales)
         self.model = model
@@ -193,7 +193,7 @@ class TargetGates(ScheduledGates):
 Objective = NoGates | ScheduledGates
 
 
-def learned_gates(config: GatesConfig, model: ModelConfig, seed: int) -> ScheduledGates:
+def learned_gates(config: GatesConfig, model: Sizes, seed: int) -> ScheduledGates:
     """The objective of the gate phase that the settings ask for."""
     kind = ScheduledGates if config.target_sparsity is None else TargetGates
     return kind(config, model, seed)
@@ -220,7 +220,7 @@ def target_at(config: GatesConfig, step: int) -> float:
     return initial + (config.target_sparsity - initial) * step / config.lambda_warmup_steps
 
 
-def _head_metrics(model: ModelConfig, opened: Sequence[int], scales: Sequence[float]) -> dict[str, Any]:
+def _head_metrics(model: Sizes, opened: Sequence[int], scales: Sequence[float]) -> dict[str, Any]:
     """Open heads and s_g of every layer, and the share of all heads that are not open."""
     row: dict[str, Any] = {}
     for layer, (heads, scale) in enumerate(zip(opened, scales, strict=True)):

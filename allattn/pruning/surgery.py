@@ -1,21 +1,26 @@
 """Removal of heads: make a plan, look at it, apply it to configuration and weights.
 
-Removing head i takes {WQ_i, WK_i, WV_i, PK_i, PV_i, WO_i}, its block of the position projection, and
-u_i, v_i (method: structural removal). s_g stays the constant it was when the gates were decided.
+Removing head i of All-attention takes {WQ_i, WK_i, WV_i, PK_i, PV_i, WO_i}, its block of the position
+projection, and u_i, v_i (method: structural removal); of another model what its `head_parts` name. s_g stays
+the constant it was when the gates were decided.
 """
 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from allattn.errors import InputError
-from allattn.model.config import ModelConfig
-from allattn.model.language_model import AllAttentionLM, sizes_only
+from allattn.families import filled, sizes_only
+from allattn.model.gated import GatedLM, HeadPart, Sizes
+from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.gates import output_scale
+
+LM = TypeVar("LM", bound=GatedLM)
 
 
 @dataclass(frozen=True)
@@ -23,8 +28,8 @@ class RemovalPlan:
     """What stays: per layer the positions among the heads present, and the configuration afterwards."""
 
     keep: list[list[int]]
-    before: ModelConfig
-    after: ModelConfig
+    before: Sizes
+    after: Sizes
 
     @property
     def removed(self) -> list[list[int]]:
@@ -33,9 +38,9 @@ class RemovalPlan:
         return [[head for head in old if head not in new] for old, new in pairs]
 
     @cached_property
-    def head_axes(self) -> dict[str, tuple[int, int]]:
-        """See `AllAttentionLM.head_axes`."""
-        return sizes_only(self.before).head_axes
+    def head_parts(self) -> dict[str, HeadPart]:
+        """See `GatedLM.head_parts`."""
+        return sizes_only(self.before).head_parts
 
     @cached_property
     def trained(self) -> set[str]:
@@ -51,7 +56,7 @@ class RemovalPlan:
         return "\n".join(lines)
 
 
-def plan_removal(config: ModelConfig, gates: Sequence[Tensor], output_scaling: bool) -> RemovalPlan:
+def plan_removal(config: Sizes, gates: Sequence[Tensor], output_scaling: bool) -> RemovalPlan:
     """Plan the removal of every head whose gate is 0.
 
     Args:
@@ -80,29 +85,25 @@ def plan_removal(config: ModelConfig, gates: Sequence[Tensor], output_scaling: b
         scales.append(
             float(output_scale(gate.double(), config.heads)) if output_scaling else config.scale(layer)
         )
-    after = replace(copy.deepcopy(config), heads_kept=kept, output_scale=scales)
-    return RemovalPlan(keep, config, after)
+    return RemovalPlan(keep, config, config.with_heads(kept, scales))
 
 
 def cut_tensor(name: str, tensor: Tensor, plan: RemovalPlan) -> Tensor:
     """The part of a parameter, or of an optimizer moment of its shape, that stays.
 
     Args:
-        name: the parameter's name in `AllAttentionLM` ("layers.3.query.weight"); other names pass whole.
+        name: the parameter's name in the model ("layers.3.query.weight"); other names pass whole.
         tensor: the parameter or a tensor of the same shape.
         plan: the removal.
     """
-    if name not in plan.head_axes:
+    part = plan.head_parts.get(name)
+    if part is None:
         return tensor
-    layer, axis = plan.head_axes[name]
-    c = plan.before.head_width
-    index = torch.tensor(
-        [head * c + i for head in plan.keep[layer] for i in range(c)], dtype=torch.long, device=tensor.device
-    )
-    return tensor.index_select(axis, index)
+    places = part.staying(plan.keep[part.layer])
+    return tensor.index_select(part.axis, places.to(tensor.device))
 
 
-def cut_model(model: AllAttentionLM, plan: RemovalPlan) -> AllAttentionLM:
+def cut_model(model: LM, plan: RemovalPlan) -> LM:
     """A new, smaller model with the weights that stay; `model` is left as it was."""
     state = {name: cut_tensor(name, tensor, plan) for name, tensor in model.state_dict().items()}
     return _filled(plan.after, state, model)
@@ -118,14 +119,12 @@ def absorb_scale(model: AllAttentionLM) -> AllAttentionLM:
     return absorbed
 
 
-def _filled(config: ModelConfig, state: dict[str, Tensor], like: AllAttentionLM) -> AllAttentionLM:
+def _filled(config: Sizes, state: dict[str, Tensor], like: LM) -> LM:
     """A model of these sizes with these weights; device, type and mode of `like`."""
-    table = like.positions.table
-    model = sizes_only(config).to_empty(device=table.device).to(table.dtype)
-    model.load_state_dict(state)
-    return model.train(like.training)
+    model = filled(config, state, like.dtype, like.device).train(like.training)
+    return cast(LM, model)
 
 
-def sparsity(config: ModelConfig) -> float:
+def sparsity(config: Sizes) -> float:
     """Share of the original L * H heads that the model no longer has."""
     return 1 - config.heads_kept_total / config.heads_total

@@ -1,7 +1,6 @@
 """Which heads a model has, with their pi, and what that saves: as one record, as tables, and as a picture."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from allattn.errors import InputError
+from allattn.families import sizes_from_dict, sizes_only
 from allattn.files import write_atomically
-from allattn.model.config import model_config_from_dict
-from allattn.model.counts import count_parameters, layer_multiply_adds, multiply_adds, parameters_per_head
-from allattn.model.language_model import AllAttentionLM, sizes_only
+from allattn.model.counts import count_parameters, multiply_adds
+from allattn.model.gated import GatedLM
 from allattn.pictures.drawing import png
 from allattn.pictures.pi import draw_pi_and_kept
 from allattn.pruning.surgery import sparsity
@@ -29,12 +28,12 @@ def head_record(checkpoint: dict[str, Any]) -> dict[str, Any]:
     ones removed, and `heads_closed_by_gates` says how many those are.
     """
     gated = has_gates(checkpoint)
-    present = model_config_from_dict(checkpoint["allattn"]["model"]).heads_kept_total
+    present = sizes_from_dict(checkpoint["allattn"]["model"]).heads_kept_total
     if gated:
         checkpoint = cut_checkpoint(checkpoint, freeze_plan(checkpoint))
     meta = checkpoint["allattn"]
-    config = model_config_from_dict(meta["model"])
-    dense = replace(config, heads_kept=None, output_scale=None, scale_absorbed=False)
+    config = sizes_from_dict(meta["model"])
+    dense = config.dense()
     models = {"dense": sizes_only(dense), "pruned": sizes_only(config)}
     counts = {name: count_parameters(model) for name, model in models.items()}
     per_layer = [_layer_parameters(model) for model in models.values()]
@@ -47,8 +46,8 @@ def head_record(checkpoint: dict[str, Any]) -> dict[str, Any]:
             "output_scale": config.scale(layer),
             "parameters": {"dense": per_layer[0][layer], "pruned": per_layer[1][layer]},
             "multiply_adds_per_token": {
-                "dense": layer_multiply_adds(dense, layer),
-                "pruned": layer_multiply_adds(config, layer),
+                "dense": dense.layer_multiply_adds(layer),
+                "pruned": config.layer_multiply_adds(layer),
             },
         }
         for layer in range(config.layers)
@@ -63,7 +62,7 @@ def head_record(checkpoint: dict[str, Any]) -> dict[str, Any]:
         "sparsity": sparsity(config),
         "parameters": {
             "layers": {name: count.layers for name, count in counts.items()},
-            "per_head": parameters_per_head(config),
+            "per_head": config.parameters_per_head,
             "embedding_side": counts["pruned"].embedding_side,
             "total": {name: count.total for name, count in counts.items()},
         },
@@ -128,14 +127,14 @@ def draw_head_map(record: dict[str, Any], picture: Path, title: str) -> None:
         raise InputError(f"picture={picture}: cannot be written ({error.strerror})") from None
 
 
-def _layer_parameters(model: AllAttentionLM) -> list[int]:
+def _layer_parameters(model: GatedLM) -> list[int]:
     return [sum(p.numel() for p in layer.parameters()) for layer in model.layers]
 
 
 def _pi_by_head(meta: dict[str, Any]) -> list[dict[int, float]]:
     """Per layer: original index -> pi of the heads that had a gate."""
     if "pi" not in meta:
-        return [{} for _ in range(meta["model"]["layers"])]
+        return [{} for _ in range(sizes_from_dict(meta["model"]).layers)]
     pairs = zip(meta["heads_before"], meta["pi"], strict=True)
     return [dict(zip(heads, values, strict=True)) for heads, values in pairs]
 

@@ -3,9 +3,8 @@
 from typing import Any
 
 from allattn.data.corpus import Corpus
-from allattn.model.cores.choose import CORES, choose
-from allattn.model.counts import count_parameters, multiply_adds, parameters_per_head
-from allattn.model.language_model import AllAttentionLM
+from allattn.model.counts import count_parameters, multiply_adds
+from allattn.model.gated import GatedLM
 from allattn.pruning.surgery import sparsity
 from allattn.training.config import EvaluationConfig, EvaluationMode
 from allattn.training.environment import device_name
@@ -32,9 +31,7 @@ def corpus_record(corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def model_record(
-    model: AllAttentionLM, scores: dict[str, Score], evaluation: EvaluationConfig
-) -> dict[str, Any]:
+def model_record(model: GatedLM, scores: dict[str, Score], evaluation: EvaluationConfig) -> dict[str, Any]:
     """Parameters, heads, multiply-adds and scores of one model, and how it was scored."""
     config, counts = model.config, count_parameters(model)
     return {
@@ -43,7 +40,7 @@ def model_record(
             "layers": counts.layers,
             "embedding_side": counts.embedding_side,
             "total": counts.total,
-            "per_head": parameters_per_head(config),
+            "per_head": config.parameters_per_head,
         },
         "heads_kept": [config.kept(layer) for layer in range(config.layers)],
         "heads_kept_total": config.heads_kept_total,
@@ -55,7 +52,7 @@ def model_record(
     }
 
 
-def evaluation_record(model: AllAttentionLM, settings: EvaluationConfig) -> dict[str, Any]:
+def evaluation_record(model: GatedLM, settings: EvaluationConfig) -> dict[str, Any]:
     """What perplexity depends on beside text and weights, or could to the last digits.
 
     memory_length: positions before its own that a token sees in every layer; in window mode no more than
@@ -64,22 +61,15 @@ def evaluation_record(model: AllAttentionLM, settings: EvaluationConfig) -> dict
     counts as a word. core: the attention core (see allattn/model/cores/choose.py).
     """
     spans = ("context", "stride") if settings.mode is EvaluationMode.window else ("segment_length",)
-    table = model.positions.table
     return {
         "mode": settings.mode.value,
         "memory_length": settings.memory_length or model.config.memory_length,
         **{name: getattr(settings, name) for name in spans},
         "eos_is_a_word": True,
-        "precision": str(table.dtype).removeprefix("torch."),
-        "device": device_name(table.device),
-        "core": _core_name(model),
+        "precision": str(model.dtype).removeprefix("torch."),
+        "device": device_name(model.device),
+        "core": model.core_name,
     }
-
-
-def _core_name(model: AllAttentionLM) -> str:
-    """The attention core that the model computes with where it is now."""
-    names = {core: name for name, core in CORES.items()}
-    return names.get(model.stack[0].core) or choose("auto", model.positions.table.device, compiled=False)
 
 
 def score_record(score: Score) -> dict[str, Any]:

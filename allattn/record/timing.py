@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from allattn.data.segments import Segment
-from allattn.model.language_model import AllAttentionLM, Memory
+from allattn.model.gated import GatedLM
 
 Name = TypeVar("Name")
 
@@ -34,9 +33,7 @@ def in_turn(
     return seconds
 
 
-def layer_seconds_per_token(
-    models: list[AllAttentionLM], segments: list[Segment], repeats: int = 3
-) -> list[float]:
+def layer_seconds_per_token(models: list[GatedLM], segments: list[Segment], repeats: int = 3) -> list[float]:
     """Median seconds per token of each model's stack of layers in evaluation, on given inputs and memory.
 
     Embedding, positions and softmax are the same in a dense and a cut model; they are outside the clock.
@@ -47,29 +44,10 @@ def layer_seconds_per_token(
         repeats: timed passes.
     """
     tokens = sum(segment.inputs.numel() for segment in segments)
-    actions = {index: _layers_alone(model.eval(), segments) for index, model in enumerate(models)}
-    device = models[0].positions.table.device
+    device = models[0].device
+    ids = [segment.inputs.to(device) for segment in segments]
+    actions = {index: model.eval().layers_alone(ids) for index, model in enumerate(models)}
     return [statistics.median(taken) / tokens for taken in in_turn(actions, repeats, device).values()]
-
-
-def _layers_alone(model: AllAttentionLM, segments: list[Segment]) -> Callable[[], None]:
-    """An action that puts the segments, embedded already and each with its memory, through the layers."""
-    device = model.positions.table.device
-    memory = model.empty_memory(len(segments[0].inputs))
-    given: list[tuple[Tensor, Memory, Tensor, int]] = []
-    with torch.no_grad():
-        for segment in segments:
-            ids = segment.inputs.to(device)
-            positions, window = model.positions_and_window(memory[0].shape[1] + ids.shape[1])
-            given.append((model.embedding(ids), memory, positions, window))
-            _, memory = model.through_layers(*given[-1])
-
-    def through() -> None:
-        with torch.no_grad():
-            for inputs in given:
-                model.through_layers(*inputs)
-
-    return through
 
 
 def _synchronize(device: torch.device) -> None:

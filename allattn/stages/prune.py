@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from allattn.errors import InputError
+from allattn.families import all_attention, sizes_from_dict
 from allattn.files import file_hash
-from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.model.cores.choose import CORES
-from allattn.model.language_model import AllAttentionLM
+from allattn.model.gated import GatedLM, Sizes
 from allattn.pruning.config import Selection, removal_steps
 from allattn.pruning.objective import FrozenGates, learned_gates
 from allattn.pruning.phase import Phase
@@ -87,11 +87,11 @@ class _Dense:
     hash: str  # of the file
 
     @property
-    def config(self) -> ModelConfig:
+    def config(self) -> Sizes:
         """Its sizes."""
-        return model_config_from_dict(self.checkpoint["allattn"]["model"])
+        return sizes_from_dict(self.checkpoint["allattn"]["model"])
 
-    def model(self) -> AllAttentionLM:
+    def model(self) -> GatedLM:
         """Built anew from the checkpoint."""
         return build_model(self.config, self.checkpoint["state_dict"], self.path)
 
@@ -111,7 +111,7 @@ def _read_dense(settings: PruneSettings) -> _Dense:
     if has_gates(checkpoint):
         raise InputError(f"{path}: is from the middle of a pruning run; prune starts from a trained model")
     check_precision(settings.trainer)
-    check_distances(model_config_from_dict(checkpoint["allattn"]["model"]), settings.schedule, settings.eval)
+    check_distances(sizes_from_dict(checkpoint["allattn"]["model"]), settings.schedule, settings.eval)
     return _Dense(path, checkpoint, file_hash(path))
 
 
@@ -169,8 +169,9 @@ def _selected(run: Run[PruneSettings], uncut: dict[str, Any], heads: int, cut: i
     """The removal number `cut` of `cuts` by the scores of the heads, of a model that once had `heads`."""
     settings, gates = run.settings, run.settings.gates
     assert gates.target_sparsity is not None
-    config = model_config_from_dict(uncut["allattn"]["model"])
-    model = build_model(config, uncut["state_dict"], run.folder.last)
+    config = sizes_from_dict(uncut["allattn"]["model"])
+    built = build_model(config, uncut["state_dict"], run.folder.last)
+    model = all_attention(built, f"gates.selection={gates.selection.value}")
     selected = select_heads(
         model.to(scoring_device(settings.trainer)),
         ((segment.inputs, segment.targets) for segment in run.valid_segments(config)),

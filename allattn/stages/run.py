@@ -17,9 +17,9 @@ from allattn.data.corpus import Corpus
 from allattn.data.segments import Segment, check_lengths
 from allattn.data.vocabulary import save_tokenizer
 from allattn.errors import InputError
+from allattn.families import sizes_from_dict
 from allattn.files import user_path, write_atomically
-from allattn.model.config import ModelConfig, model_config_from_dict
-from allattn.model.language_model import AllAttentionLM
+from allattn.model.gated import GatedLM, Sizes
 from allattn.pruning.objective import Objective
 from allattn.pruning.phase import Phase
 from allattn.record.articles import articles_record
@@ -147,15 +147,13 @@ class Run(Generic[Settings]):
             self._check_text(self.folder.result, *hashes, corpus())
         return done
 
-    def saved_model(self) -> AllAttentionLM:
+    def saved_model(self) -> GatedLM:
         """The model of `state`, with all its heads."""
         assert self.state is not None
-        config = model_config_from_dict(self.state["allattn"]["model"])
+        config = sizes_from_dict(self.state["allattn"]["model"])
         return build_model(config, self.state["state_dict"], self.folder.last)
 
-    def task(
-        self, model: AllAttentionLM, objective: Objective, teacher: NoTeacher | None = None
-    ) -> LanguageTask:
+    def task(self, model: GatedLM, objective: Objective, teacher: NoTeacher | None = None) -> LanguageTask:
         """A task on `model` with this run's settings; its checkpoints keep what `state` knows of removals."""
         settings, meta = self.settings, {} if self.state is None else self.state["allattn"]
         history = {name: meta[name] for name in AFTER_GATES | AFTER_CUT if name in meta}
@@ -191,12 +189,12 @@ class Run(Generic[Settings]):
                 raise InputError(f"{self.folder.last}: the first process {ended}; start the run again")
             time.sleep(LOOK_AGAIN_SECONDS)
 
-    def valid_segments(self, model: ModelConfig) -> Iterable[Segment]:
+    def valid_segments(self, model: Sizes) -> Iterable[Segment]:
         """The validation text for a model of these sizes, memory carried, whatever the mode of evaluation."""
         settings = replace(self.settings.eval, mode=EvaluationMode.memory)
         return evaluation_stream(model, self.corpus, "valid", settings)
 
-    def measure(self, models: dict[str, AllAttentionLM]) -> dict[str, dict[str, Any]]:
+    def measure(self, models: dict[str, GatedLM]) -> dict[str, dict[str, Any]]:
         """What the result says of each model: sizes, scores on valid and test, time of the layers.
 
         All on the run's device, the times in turn.
@@ -235,7 +233,7 @@ class Run(Generic[Settings]):
         print_result(settings.name, result["corpus"], models)
         return result
 
-    def _score(self, name: str, model: AllAttentionLM) -> dict[str, Any]:
+    def _score(self, name: str, model: GatedLM) -> dict[str, Any]:
         settings = self.settings
         model.to(scoring_device(settings.trainer))
         scores = {

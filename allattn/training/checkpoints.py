@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from allattn.errors import InputError, fits_kind
+from allattn.families import sizes_from_dict
 from allattn.files import write_atomically
-from allattn.model.config import ModelConfig, model_config_from_dict
+from allattn.model.gated import Sizes
 from allattn.pruning.phase import Phase
 from allattn.training.segment_memory import by_stream, is_memory
 from allattn.training.weights import check_weights, recorded_sizes
@@ -113,7 +114,7 @@ def read_resumable(path: Path) -> dict[str, Any]:
     if missing and checkpoint["allattn"]["step"]:
         raise InputError(f"{path}: no run can go on from it: it has no {', '.join(missing)}")
     meta = checkpoint["allattn"]
-    config = model_config_from_dict(meta["model"])
+    config = sizes_from_dict(meta["model"])
     if not all(is_memory(memory, config) for memory in (meta["memory"], meta.get("teacher_memory", []))):
         raise InputError(f"{path}: is damaged: its segment memory does not belong to its model")
     return checkpoint
@@ -128,7 +129,7 @@ def _upgrade(meta: dict[str, Any], path: Path) -> None:
     meta["format_version"] = FORMAT_VERSION
 
 
-def _check_gates(checkpoint: dict[str, Any], config: ModelConfig, path: Path) -> None:
+def _check_gates(checkpoint: dict[str, Any], config: Sizes, path: Path) -> None:
     """Refuse gates, or their record after the removal, that do not belong to the model's heads."""
     meta = checkpoint["allattn"]
     wrong = False
@@ -173,5 +174,5 @@ def has_gates(checkpoint: dict[str, Any]) -> bool:
 
 def gate_parameters(checkpoint: dict[str, Any]) -> list[Tensor]:
     """pi of a gate-phase checkpoint, one (h,) vector per layer."""
-    layers = checkpoint["allattn"]["model"]["layers"]
+    layers = sizes_from_dict(checkpoint["allattn"]["model"]).layers
     return [checkpoint["state_dict"][f"{_GATES}{layer}"] for layer in range(layers)]

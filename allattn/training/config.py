@@ -6,6 +6,7 @@ from enum import Enum
 
 from allattn.errors import InputError, refuse_non_finite
 from allattn.model.config import ModelConfig
+from allattn.model.gated import Sizes
 
 STRATEGIES = ("auto", "ddp", "fsdp")  # auto: one process, or ddp where there are several
 CORES = ("auto", "plain", "recompute")  # attention cores: see allattn/model/cores/choose.py
@@ -202,13 +203,15 @@ def check_evaluation(evaluation: EvaluationConfig) -> None:
         raise InputError(f"eval.memory_length={evaluation.memory_length}: must be at least 1")
 
 
-def check_distances(model: ModelConfig, schedule: ScheduleConfig, evaluation: EvaluationConfig) -> None:
-    """Refuse a memory or a segment whose distances have no row in the model's table.
+def check_distances(model: Sizes, schedule: ScheduleConfig, evaluation: EvaluationConfig) -> None:
+    """Refuse a memory or a segment whose distances the model has no positions for.
 
     Raises:
-        InputError: names the setting of training or evaluation that is too long, and model.position_rows.
+        InputError: names the setting of training or evaluation that is too long, or that needs a memory.
     """
-    if not model.same_length:
+    if not isinstance(model, ModelConfig):
+        _check_context(model, schedule.segment_length, "schedule.segment_length")
+    elif not model.same_length:
         reach = f"model.memory_length={model.memory_length} and schedule.segment_length"
         _check_rows(
             model, model.memory_length + schedule.segment_length, f"{reach}={schedule.segment_length}"
@@ -216,14 +219,16 @@ def check_distances(model: ModelConfig, schedule: ScheduleConfig, evaluation: Ev
     check_evaluated_distances(model, evaluation)
 
 
-def check_evaluated_distances(model: ModelConfig, evaluation: EvaluationConfig) -> None:
+def check_evaluated_distances(model: Sizes, evaluation: EvaluationConfig) -> None:
     """The part of `check_distances` that concerns evaluation.
 
     Raises:
         InputError: as `check_distances`.
     """
     memory = evaluation.memory_length or model.memory_length
-    if model.same_length:
+    if not isinstance(model, ModelConfig):
+        _check_windows(model, evaluation)
+    elif model.same_length:
         _check_rows(model, memory + 1, f"eval.memory_length={memory}")
     elif evaluation.mode is EvaluationMode.window:
         reach = f"eval.context={evaluation.context} and eval.stride={evaluation.stride}"
@@ -231,6 +236,22 @@ def check_evaluated_distances(model: ModelConfig, evaluation: EvaluationConfig) 
     else:
         reach = f"eval.memory_length={memory} and eval.segment_length={evaluation.segment_length}"
         _check_rows(model, memory + evaluation.segment_length, reach)
+
+
+def _check_windows(model: Sizes, evaluation: EvaluationConfig) -> None:
+    if evaluation.mode is not EvaluationMode.window or evaluation.memory_length is not None:
+        raise InputError(
+            f"a {model.family} model carries no memory from one segment to the next: set eval.mode=window "
+            "with eval.context and eval.stride, and leave eval.memory_length out"
+        )
+    _check_context(model, evaluation.context + evaluation.stride, "eval.context + eval.stride")
+
+
+def _check_context(model: Sizes, tokens: int, setting: str) -> None:
+    if model.context is not None and tokens > model.context:
+        raise InputError(
+            f"{setting}={tokens}: the {model.family} model reads at most {model.context} tokens at once"
+        )
 
 
 def _check_rows(model: ModelConfig, needed: int, reach: str) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from allattn.model.config import model_config_from_dict
+from allattn.families import sizes_from_dict
 from allattn.pruning.gates import decide_gates
 from allattn.pruning.phase import Phase
 from allattn.pruning.surgery import RemovalPlan, cut_tensor, plan_removal
@@ -16,7 +16,7 @@ def freeze_plan(checkpoint: dict[str, Any]) -> RemovalPlan:
     """The removal of the heads whose gates a gate-phase checkpoint has closed."""
     meta = checkpoint["allattn"]
     gates = decide_gates(gate_parameters(checkpoint), meta["target_sparsity"])
-    return plan_removal(model_config_from_dict(meta["model"]), gates, meta["output_scaling"])
+    return plan_removal(sizes_from_dict(meta["model"]), gates, meta["output_scaling"])
 
 
 def cut_checkpoint(checkpoint: dict[str, Any], plan: RemovalPlan) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from allattn.data.segments import Segment
-from allattn.model.language_model import AllAttentionLM, Memory
+from allattn.model.gated import GatedLM, Memory
 from allattn.model.words import words_of
 from allattn.pruning.config import DistillConfig
 from allattn.training.segment_memory import memory_before
@@ -33,7 +33,7 @@ class NoTeacher:
         """Take the memory that a checkpoint kept."""
 
     def losses(
-        self, model: AllAttentionLM, batch: Segment, memory: Memory, multipliers: list[Tensor] | None
+        self, model: GatedLM, batch: Segment, memory: Memory, multipliers: list[Tensor] | None
     ) -> tuple[dict[str, Tensor], Memory]:
         """What a micro-batch costs, and the trained model's memory after it.
 
@@ -67,7 +67,7 @@ class Teacher(NoTeacher):
         config: weight and temperature.
     """
 
-    def __init__(self, model: AllAttentionLM, config: DistillConfig) -> None:
+    def __init__(self, model: GatedLM, config: DistillConfig) -> None:
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         self.config = config
@@ -81,7 +81,7 @@ class Teacher(NoTeacher):
         self.memory = memory
 
     def losses(
-        self, model: AllAttentionLM, batch: Segment, memory: Memory, multipliers: list[Tensor] | None
+        self, model: GatedLM, batch: Segment, memory: Memory, multipliers: list[Tensor] | None
     ) -> tuple[dict[str, Tensor], Memory]:
         """Both models read the micro-batch."""
         inputs, targets, counts = words_of(batch.inputs, batch.targets, model)

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 
 from allattn.data.vocabulary import EOS, load_tokenizer, unknown_id
 from allattn.errors import InputError
+from allattn.families import all_attention
 from allattn.files import new_folder
 from allattn.model.config import ModelConfig
 from allattn.model.language_model import AllAttentionLM
@@ -66,7 +67,8 @@ def save_export(checkpoint: Path, folder: Path, result: dict[str, Any]) -> AllAt
     loaded = load_model(checkpoint)
     tokenizer = checked_tokenizer(checkpoint, {"allattn": loaded.meta})
     record = record_in(result, loaded.model, loaded.meta)
-    return write_export(loaded.model, loaded.meta, tokenizer, folder, record=record)
+    model = all_attention(loaded.model, f"{checkpoint}: an export")
+    return write_export(model, loaded.meta, tokenizer, folder, record=record)
 
 
 def write_export(
@@ -100,7 +102,7 @@ def write_export(
     config = {
         "model_type": MODEL_TYPE,
         "architectures": [ARCHITECTURE],
-        "dtype": str(exported.positions.table.dtype).removeprefix("torch."),
+        "dtype": str(exported.dtype).removeprefix("torch."),
         "format_version": EXPORT_VERSION,
         "model": exported.config.to_dict(),
         "tokenizer_hash": meta["tokenizer_hash"],
@@ -131,7 +133,8 @@ def load_export(folder: Path) -> AllAttentionLM:
     export = read_export(folder)
     weights = _named_as_in_the_model(read_weights(export.weights), export.prefix)
     kind = next(iter(weights.values())).dtype
-    return model_from_weights(export.sizes, weights, export.weights, CONFIG_FILE).to(kind).eval()
+    model = model_from_weights(export.sizes, weights, export.weights, CONFIG_FILE).to(kind).eval()
+    return all_attention(model, str(folder))
 
 
 def read_export(folder: Path, needs_tokenizer: bool = True) -> Export:
@@ -189,7 +192,10 @@ def check_export_config(config: Any, path: Path | str) -> ModelConfig:
         raise InputError(f"{path}: has no tokenizer_hash")
     if "auto_map" in config:
         raise InputError(f"{path}: names code to run (auto_map), which no export of allattn does: remove it")
-    return recorded_sizes(config["model"], path)
+    sizes = recorded_sizes(config["model"], path)
+    if not isinstance(sizes, ModelConfig):
+        raise InputError(f"{path}: holds the sizes of a {sizes.family}, which is no export of allattn")
+    return sizes
 
 
 def _named_as_in_the_model(weights: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from allattn.data.segments import Segment
-from allattn.model.language_model import AllAttentionLM, Memory
+from allattn.model.gated import GatedLM, Memory
 from allattn.pruning.objective import Objective
 from allattn.pruning.phase import Phase
 from allattn.randomness import stream_seed
@@ -47,7 +47,7 @@ class LanguageTask(L.LightningModule):
 
     def __init__(
         self,
-        model: AllAttentionLM,
+        model: GatedLM,
         objective: Objective,
         optimizer: OptimizerConfig,
         schedule: ScheduleConfig,
@@ -171,7 +171,7 @@ class LanguageTask(L.LightningModule):
 
     def on_fit_start(self) -> None:
         """The teacher computes where the model does, in its precision."""
-        self.teacher.move(self.device, self.model.positions.table.dtype)
+        self.teacher.move(self.device, self.model.dtype)
 
     def configure_model(self) -> None:
         """Shard the weights where the trainer's strategy does that; pi stays whole in every process."""

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from allattn.data.vocabulary import load_tokenizer, tokenizer_hash
 from allattn.errors import InputError
-from allattn.model.config import ModelConfig, model_config_from_dict
-from allattn.model.language_model import AllAttentionLM
+from allattn.families import sizes_from_dict
+from allattn.model.gated import GatedLM, Sizes
 from allattn.training.checkpoints import has_gates, model_weights, read_checkpoint
 from allattn.training.cutting import cut_checkpoint, freeze_plan
 from allattn.training.weights import model_from_weights
@@ -21,7 +21,7 @@ TOKENIZER_FILE = "tokenizer.json"
 class Loaded:
     """A model from a checkpoint and what the checkpoint says about it."""
 
-    model: AllAttentionLM  # closed gates, if there were any, are removed
+    model: GatedLM  # closed gates, if there were any, are removed
     meta: dict[str, Any]
 
 
@@ -38,7 +38,7 @@ def rebuild(checkpoint: dict[str, Any], path: Path) -> Loaded:
     """`load_model` from a checkpoint that has been read already; `path` is for messages."""
     if has_gates(checkpoint):
         checkpoint = cut_checkpoint(checkpoint, freeze_plan(checkpoint))
-    config = model_config_from_dict(checkpoint["allattn"]["model"])
+    config = sizes_from_dict(checkpoint["allattn"]["model"])
     return Loaded(build_model(config, checkpoint["state_dict"], path), checkpoint["allattn"])
 
 
@@ -59,7 +59,7 @@ def checked_tokenizer(path: Path, checkpoint: dict[str, Any]) -> Path:
     return tokenizer
 
 
-def build_model(config: ModelConfig, state: dict[str, Tensor], path: Path) -> AllAttentionLM:
+def build_model(config: Sizes, state: dict[str, Tensor], path: Path) -> GatedLM:
     """A model of these sizes with the weights of a task's state dict; all of them must fit.
 
     Raises:

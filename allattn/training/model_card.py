@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 from jinja2 import Environment, StrictUndefined
 
-from allattn.model.counts import count_parameters, parameters_per_head
+from allattn.model.counts import count_parameters
+from allattn.model.gated import GatedLM
 from allattn.model.language_model import AllAttentionLM
 
 
@@ -75,7 +76,7 @@ def model_card(
         text=text,
         removed=sizes.heads_kept_total < sizes.heads_total,
         parameters=now,
-        parameters_dense=now + (sizes.heads_total - sizes.heads_kept_total) * parameters_per_head(sizes),
+        parameters_dense=now + (sizes.heads_total - sizes.heads_kept_total) * sizes.parameters_per_head,
         scores=scores,
         how=scored.get("evaluation", {}),
         architecture_source=persistent if sizes.persistent_vectors else "Transformer-XL: arXiv:1901.02860.",
@@ -95,9 +96,7 @@ def result_of(checkpoint: Path) -> dict[str, Any] | None:
     return result if isinstance(result, dict) else None
 
 
-def record_in(
-    result: dict[str, Any] | None, model: AllAttentionLM, meta: dict[str, Any]
-) -> dict[str, Any] | None:
+def record_in(result: dict[str, Any] | None, model: GatedLM, meta: dict[str, Any]) -> dict[str, Any] | None:
     """The model's record in a result; None where the result is of another model or step."""
     try:
         assert result is not None

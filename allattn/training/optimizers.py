@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from allattn.model.language_model import AllAttentionLM
+from allattn.model.gated import GatedLM
 from allattn.training.config import OptimizerConfig, OptimizerName, ScheduleConfig, Shape
 from allattn.training.sharding import clip_sharded
 
@@ -29,7 +29,7 @@ def learning_rate_factor(schedule: ScheduleConfig, step: int) -> float:
 
 
 def parameter_groups(
-    model: AllAttentionLM, gates: nn.Module | None, config: OptimizerConfig, gate_ratio: float = 1.0
+    model: GatedLM, gates: nn.Module | None, config: OptimizerConfig, gate_ratio: float = 1.0
 ) -> list[dict[str, Any]]:
     """Named groups: decayed matrices (of the layers and others), undecayed vectors, gates.
 

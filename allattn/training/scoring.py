@@ -11,8 +11,7 @@ from torch import Tensor
 
 from allattn.data.corpus import Corpus
 from allattn.data.segments import NOT_SCORED, EvaluationStream, Segment, WindowStream
-from allattn.model.config import ModelConfig
-from allattn.model.language_model import AllAttentionLM
+from allattn.model.gated import GatedLM, Sizes
 from allattn.model.words import words_of
 from allattn.training.config import EvaluationConfig, EvaluationMode
 from allattn.training.display import watched
@@ -63,7 +62,7 @@ class Score:
 
 
 def score(
-    model: AllAttentionLM,
+    model: GatedLM,
     segments: Iterable[Segment],
     multipliers: list[Tensor] | None = None,
     memory_length: int | None = None,
@@ -104,7 +103,7 @@ def score(
 
 
 def score_split(
-    model: AllAttentionLM,
+    model: GatedLM,
     corpus: Corpus,
     split: str,
     settings: EvaluationConfig,
@@ -120,7 +119,7 @@ def score_split(
     segments = chain(stream, repeat(_NOTHING, missing)) if missing else stream
     own = score(model, segments, multipliers, settings.memory_length, Tally(encoded), progress)
     own = replace(own, words=encoded.words - 1)  # the text's first word is not scored
-    return own if world_size == 1 else _of_all_processes(own, model.positions.table.device)
+    return own if world_size == 1 else _of_all_processes(own, model.device)
 
 
 def _of_all_processes(own: Score, device: torch.device) -> Score:
@@ -133,7 +132,7 @@ def _of_all_processes(own: Score, device: torch.device) -> Score:
     return Score(nats, tokens, own.words, unseen_nats, unseen_tokens, articles)
 
 
-def _missing(model: AllAttentionLM, segments: int) -> int:
+def _missing(model: GatedLM, segments: int) -> int:
     """Segments that another process has more, where weights are sharded: every process must run as many."""
     from torch.distributed.fsdp import FSDPModule
 
@@ -145,7 +144,7 @@ def _missing(model: AllAttentionLM, segments: int) -> int:
 
 
 def evaluation_stream(
-    config: ModelConfig,
+    config: Sizes,
     corpus: Corpus,
     split: str,
     settings: EvaluationConfig,

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from allattn.data.segments import Segment, stream_rows
-from allattn.model.config import ModelConfig
-from allattn.model.language_model import AllAttentionLM, Memory
+from allattn.model.gated import GatedLM, Memory, Sizes
 
 
 def by_stream(parts: Sequence[dict[int, Memory]]) -> Memory:
@@ -29,7 +28,7 @@ def of_process(memory: Memory, accumulation: int, rank: int, world_size: int) ->
     return shares
 
 
-def memory_before(memory: dict[int, Memory], batch: Segment, model: AllAttentionLM) -> Memory:
+def memory_before(memory: dict[int, Memory], batch: Segment, model: GatedLM) -> Memory:
     """Of a model's memory by group, that of the segment before `batch`; empty where the texts begin."""
     before = memory.get(batch.group)
     if before is None or batch.starts_over:
@@ -37,7 +36,7 @@ def memory_before(memory: dict[int, Memory], batch: Segment, model: AllAttention
     return before
 
 
-def is_memory(memory: Any, config: ModelConfig) -> bool:
+def is_memory(memory: Any, config: Sizes) -> bool:
     """Whether a checkpoint's entry is the memory of a model of these sizes, in some number of streams."""
     if memory == []:
         return True

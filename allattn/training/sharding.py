@@ -20,10 +20,10 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from allattn.model.language_model import AllAttentionLM
+from allattn.model.gated import GatedLM
 
 
-def shard(model: AllAttentionLM, mesh: DeviceMesh) -> None:
+def shard(model: GatedLM, mesh: DeviceMesh) -> None:
     """Shard a model in place: each layer as one group, everything else (the tied tables too) as another.
 
     Weights without effect, of layers with no heads, stay as they are in every process.

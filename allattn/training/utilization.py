@@ -8,8 +8,7 @@ import re
 
 import torch
 
-from allattn.model.config import ModelConfig
-from allattn.model.counts import training_multiply_adds
+from allattn.model.gated import Sizes
 
 # FLOP/s by words of the device's name; the first that fit hold.
 _PEAKS = (
@@ -58,6 +57,6 @@ def peak_by_name(name: str) -> float | None:
     return next((peak for words, peak in _PEAKS if re.search(rf"\b{words}\b", name)), None)
 
 
-def utilization(config: ModelConfig, segment_length: int, tokens_per_second: float, peak: float) -> float:
+def utilization(config: Sizes, segment_length: int, tokens_per_second: float, peak: float) -> float:
     """Share of `peak`, FLOP/s of all devices together, that training takes; two for each multiply-add."""
-    return 2 * training_multiply_adds(config, segment_length) * tokens_per_second / peak
+    return 2 * config.training_multiply_adds(segment_length) * tokens_per_second / peak

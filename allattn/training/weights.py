@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from allattn.errors import InputError, first_line
-from allattn.model.config import ModelConfig, model_config_from_dict
-from allattn.model.language_model import AllAttentionLM, sizes_only
+from allattn.families import filled, sizes_from_dict, sizes_only
+from allattn.model.gated import GatedLM, Sizes
 
 
-def recorded_sizes(values: dict[str, Any], path: Path | str) -> ModelConfig:
+def recorded_sizes(values: dict[str, Any], path: Path | str) -> Sizes:
     """The sizes that a file records of its model; `path` is where they come from, for messages.
 
     Raises:
         InputError: they are not those of a model, or lack the vocabulary's size.
     """
     try:
-        sizes = model_config_from_dict(values)
+        sizes = sizes_from_dict(values)
         if sizes.vocabulary_size is None:
             raise InputError("model.vocabulary_size is not set")
     except InputError as error:
@@ -28,22 +28,20 @@ def recorded_sizes(values: dict[str, Any], path: Path | str) -> ModelConfig:
 
 
 def model_from_weights(
-    config: ModelConfig, weights: dict[str, Any], path: Path, recorded: str = "the recorded sizes"
-) -> AllAttentionLM:
+    config: Sizes, weights: dict[str, Any], path: Path, recorded: str = "the recorded sizes"
+) -> GatedLM:
     """A model of these sizes with these weights, all of them, in float64 if one of them is, else in float32.
 
     Arguments and errors are those of `check_weights`.
     """
-    model = check_weights(config, weights, path, recorded)
+    check_weights(config, weights, path, recorded)
     double = any(tensor.dtype == torch.float64 for tensor in weights.values())
-    model = model.to_empty(device="cpu").to(torch.float64 if double else torch.float32)
-    model.load_state_dict(weights)
-    return model
+    return filled(config, weights, torch.float64 if double else torch.float32, torch.device("cpu"))
 
 
 def check_weights(
-    config: ModelConfig, weights: dict[str, Any], path: Path, recorded: str = "the recorded sizes"
-) -> AllAttentionLM:
+    config: Sizes, weights: dict[str, Any], path: Path, recorded: str = "the recorded sizes"
+) -> GatedLM:
     """`check_shapes`, and every number is finite.
 
     Raises:
@@ -66,8 +64,8 @@ def refuse_non_finite_weights(weights: Mapping[str, Tensor], path: Path) -> None
 
 
 def check_shapes(
-    config: ModelConfig, weights: dict[str, Any], path: Path, recorded: str = "the recorded sizes"
-) -> AllAttentionLM:
+    config: Sizes, weights: dict[str, Any], path: Path, recorded: str = "the recorded sizes"
+) -> GatedLM:
     """Refuse weights that are not those of a model of these sizes; that model, on the device meta.
 
     Args:
@@ -80,10 +78,9 @@ def check_shapes(
         InputError: a tensor is missing, superfluous, or of another shape or type.
     """
     wrong = f"{path}: the weights do not fit {recorded}: "
-    if (
-        f"layers.{config.layers - 1}.bias" not in weights
-    ):  # before as many layers are built as the file claims
-        raise InputError(f"{wrong}layers.{config.layers - 1}.bias is absent")
+    last = f".{config.layers - 1}."
+    if not any(last in name for name in weights):  # before as many layers are built as the file claims
+        raise InputError(f"{wrong}layer {config.layers - 1} is absent")
     try:
         model = sizes_only(config)
     except RuntimeError as error:

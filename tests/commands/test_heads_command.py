@@ -10,7 +10,7 @@ from matplotlib import image
 from support.command_fixtures import CommandLine
 
 from allattn.model.config import ModelConfig
-from allattn.model.counts import count_parameters, multiply_adds, parameters_per_head
+from allattn.model.counts import count_parameters, multiply_adds
 from allattn.model.language_model import AllAttentionLM
 from allattn.training.checkpoints import FORMAT_VERSION, write_checkpoint
 from allattn.training.cutting import cut_checkpoint, freeze_plan
@@ -138,7 +138,7 @@ def test_numbers_are_those_of_the_models(
         assert found["parameters"]["total"][name] == counts.total
         assert found["parameters"]["embedding_side"] == counts.embedding_side
         assert found["multiply_adds_per_token_layers"][name] == multiply_adds(config)
-    assert found["parameters"]["per_head"] == parameters_per_head(configs["dense"])
+    assert found["parameters"]["per_head"] == configs["dense"].parameters_per_head
 
 
 def test_gate_phase_has_removed_nothing_yet(heads: Command, checkpoints: dict[str, Path]) -> None:

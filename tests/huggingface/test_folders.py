@@ -136,7 +136,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "foreign": (foreign, "the weights do not fit"),
     "not a number": (not_a_number, "layers.2.bias holds NaN"),
     "other sizes": (other_sizes, r"persistent_keys is \[6, 16\], but should be \[5, 16\]"),
-    "countless layers": (countless_layers, "layers.999999999.bias is absent"),
+    "countless layers": (countless_layers, "layer 999999999 is absent"),
     "newer format": (lambda f: change(f, "config.json", format_version=3), "reads 1 and 2"),
     "old format": (lambda f: change(f, "config.json", format_version=1), "allattn export checkpoint=FOLDER"),
     "contradiction": (lambda f: change(f, "config.json", vocab_size=51), "vocab_size=51 contradicts"),

@@ -14,9 +14,7 @@ from allattn.model.config import ModelConfig
 from allattn.model.counts import (
     count_parameters,
     head_parameters,
-    layer_multiply_adds,
     multiply_adds,
-    parameters_per_head,
 )
 from allattn.model.language_model import AllAttentionLM, sizes_only
 from allattn.pruning.config import GatesConfig
@@ -43,7 +41,7 @@ def test_dense_model() -> None:
     assert counts.embedding_side == 19_603_602
     assert counts.total == 54_566_912 + 19_603_602 == numel(model)
     assert [numel(layer) for layer in model.layers] == [3_410_432] * 16
-    assert parameters_per_head(model.config) == 426_112
+    assert model.config.parameters_per_head == 426_112
     assert head_parameters(model.layers[0]) == 8 * 426_112
 
 
@@ -87,7 +85,7 @@ def test_transformer_xl() -> None:
         assert layer == 5 * width**2 + 2 * width * hidden + norms_and_biases
         assert [numel(each) for each in model.layers] == [layer] * 16
         assert count_parameters(model).layers == 16 * layer == total
-        assert parameters_per_head(model.config) == of_a_head == 5 * width * (width // 8) + 2 * width // 8
+        assert model.config.parameters_per_head == of_a_head == 5 * width * (width // 8) + 2 * width // 8
         assert head_parameters(model.layers[0]) == 8 * of_a_head
 
 
@@ -140,7 +138,7 @@ def test_small_cut() -> None:
     kept = [[0, 2, 3, 4, 6, 7], [1, 2, 3, 4, 5, 6]]
     before = AllAttentionLM(small_config(**sizes))
     after = AllAttentionLM(small_config(**sizes, heads_kept=kept))
-    assert parameters_per_head(before.config) == 2_048 + 256 + 512 + 16 == 2_832
+    assert before.config.parameters_per_head == 2_048 + 256 + 512 + 16 == 2_832
     assert numel(before) - numel(after) == 4 * 2_832 == 11_328
     assert count_parameters(before).layers - count_parameters(after).layers == 11_328
     assert count_parameters(before).embedding_side == count_parameters(after).embedding_side
@@ -150,6 +148,6 @@ def test_small_cut() -> None:
 def test_multiply_adds_follow_the_heads(kept: list[list[int]]) -> None:
     """d 12, c 3, M 4, N 3 per head: 4 x 36 + 3 x 5 x 3 + 2 x 3 x 3 = 207; F 7: 2 x 12 x 7 = 168 a layer."""
     config = small_config(heads_kept=kept)
-    assert [layer_multiply_adds(config, layer) for layer in range(2)] == [207 * len(heads) for heads in kept]
+    assert [config.layer_multiply_adds(layer) for layer in range(2)] == [207 * len(heads) for heads in kept]
     assert multiply_adds(config) == 207 * sum(map(len, kept))
     assert multiply_adds(replace(config, feed_forward=7)) == 207 * sum(map(len, kept)) + 2 * 168

@@ -10,7 +10,7 @@ from support.reference import assert_close, rounding
 from torch import Tensor
 
 from allattn.errors import InputError
-from allattn.model.counts import count_parameters, parameters_per_head
+from allattn.model.counts import count_parameters
 from allattn.model.language_model import AllAttentionLM
 from allattn.pruning.config import GatesConfig
 from allattn.pruning.gates import HeadGates
@@ -208,7 +208,7 @@ def test_parameters_removed_with_two_heads_of_each_layer(random_model: Models) -
     assert sum(gone.values()) - listed == 4 * (512 + 16)
     before, after = count_parameters(model), count_parameters(cut)
     assert before.layers - after.layers == before.total - after.total == 9_216 + 4 * 528
-    assert parameters_per_head(model.config) == 2_304 + 528
+    assert model.config.parameters_per_head == 2_304 + 528
     assert sparsity(cut.config) == 0.25
 
 
@@ -224,8 +224,9 @@ def test_any_set_of_heads_can_go(random_model: Models, log_probs: LogProbs, gate
     expected = log_probs(model, gated(model, gates))
     torch.testing.assert_close(log_probs(cut), expected, rtol=0, atol=1e-12)
     removed = sum(row.count(0) for row in gates)
-    assert count_parameters(model).total - count_parameters(cut).total == removed * parameters_per_head(
-        model.config
+    assert (
+        count_parameters(model).total - count_parameters(cut).total
+        == removed * model.config.parameters_per_head
     )
 
 

@@ -26,8 +26,7 @@ class FixedLosses(nn.Module):
 
     def __init__(self, losses: list[float]) -> None:
         super().__init__()
-        self.positions = nn.Module()
-        self.positions.table = torch.zeros(1)
+        self.device = torch.device("cpu")
         self.losses = iter(losses)
 
     def empty_memory(self, rows: int) -> list[Tensor]:

@@ -8,7 +8,7 @@ import torch
 
 from allattn.errors import InputError
 from allattn.model.config import ModelConfig
-from allattn.model.counts import multiply_adds, training_multiply_adds
+from allattn.model.counts import multiply_adds
 from allattn.training.config import (
     EvaluationConfig,
     OptimizerConfig,
@@ -27,20 +27,20 @@ def test_multiply_adds_of_the_papers_training() -> None:
     """By hand: per head 2 (q, o) + 2 * 2 (k, v of 384 keys for 192 queries) blocks of 512 x 64, ..."""
     per_head = (2 + 4) * 512 * 64 + 3 * 193 * 64 + 2 * 2048 * 64
     softmax = 512 * 512 + 512 * (20_000 + 3)
-    assert training_multiply_adds(PAPER, 192) == 3 * (16 * 8 * per_head + softmax)
+    assert PAPER.training_multiply_adds(192) == 3 * (16 * 8 * per_head + softmax)
 
 
 def test_long_segments_cost_what_evaluation_costs_threefold() -> None:
     """The share of the memory's keys vanishes; what is left beside the layers is the softmax."""
     config = ModelConfig(vocabulary_size=1_000, cutoffs=[])
-    layers = training_multiply_adds(config, 10**9) - 3 * 512 * 1_000
+    layers = config.training_multiply_adds(10**9) - 3 * 512 * 1_000
     assert layers == pytest.approx(3 * multiply_adds(config), rel=1e-6)
 
 
 def test_a_cut_model_takes_less() -> None:
     cut = ModelConfig(vocabulary_size=267_735, heads_kept=[[0, 1, 2, 3]] * 16)
     softmax = 3 * 512 * (512 + 20_003)
-    dense, half = (training_multiply_adds(config, 192) - softmax for config in (PAPER, cut))
+    dense, half = (config.training_multiply_adds(192) - softmax for config in (PAPER, cut))
     assert half == dense / 2
 
 

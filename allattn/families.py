@@ -1,0 +1,46 @@
+"""Model families: which classes the sizes of a checkpoint belong to. The one place that lists them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allattn.errors import InputError
+from allattn.model.config import ModelConfig, model_config_from_dict
+from allattn.model.gated import GatedLM, Sizes
+from allattn.model.language_model import AllAttentionLM
+
+
+def sizes_from_dict(values: dict[str, Any]) -> Sizes:
+    """The inverse of `Sizes.to_dict`; the entry `family` says whose they are, without it they are ours.
+
+    Raises:
+        InputError: the entries are not those of a model.
+    """
+    return model_config_from_dict(values)
+
+
+def sizes_only(sizes: Sizes) -> GatedLM:
+    """The model on the device meta: names, shapes and what is trained, no numbers."""
+    assert isinstance(sizes, ModelConfig)
+    with torch.device("meta"):
+        return AllAttentionLM(sizes)
+
+
+def filled(sizes: Sizes, state: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> GatedLM:
+    """A model of these sizes with these weights, all of them."""
+    model = sizes_only(sizes).to_empty(device=device).to(dtype)
+    model.load_state_dict(state)
+    return model
+
+
+def all_attention(model: GatedLM, what: str) -> AllAttentionLM:
+    """The model as one of ours.
+
+    Raises:
+        InputError: it is of another family; `what` was to be done.
+    """
+    if not isinstance(model, AllAttentionLM):
+        raise InputError(f"{what}: is for models of allattn, this is a {model.config.family}")
+    return model

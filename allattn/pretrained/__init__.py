@@ -1,0 +1,1 @@
+"""Pretrained causal language models of transformers, with gates on their heads."""
