@@ -10,6 +10,8 @@ from allattn.errors import InputError
 from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.model.gated import GatedLM, Sizes
 from allattn.model.language_model import AllAttentionLM
+from allattn.pretrained import language_model as pretrained
+from allattn.pretrained.sizes import FAMILY, PretrainedSizes, pretrained_sizes_from_dict
 
 
 def sizes_from_dict(values: dict[str, Any]) -> Sizes:
@@ -18,11 +20,19 @@ def sizes_from_dict(values: dict[str, Any]) -> Sizes:
     Raises:
         InputError: the entries are not those of a model.
     """
+    if values.get("family") == FAMILY:
+        return pretrained_sizes_from_dict(values)
     return model_config_from_dict(values)
 
 
 def sizes_only(sizes: Sizes) -> GatedLM:
-    """The model on the device meta: names, shapes and what is trained, no numbers."""
+    """The model on the device meta: names, shapes and what is trained, no numbers.
+
+    Raises:
+        InputError: a library that the family needs is not installed, or does not know the model.
+    """
+    if isinstance(sizes, PretrainedSizes):
+        return pretrained.sizes_only(sizes)
     assert isinstance(sizes, ModelConfig)
     with torch.device("meta"):
         return AllAttentionLM(sizes)
@@ -30,6 +40,8 @@ def sizes_only(sizes: Sizes) -> GatedLM:
 
 def filled(sizes: Sizes, state: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> GatedLM:
     """A model of these sizes with these weights, all of them."""
+    if isinstance(sizes, PretrainedSizes):
+        return pretrained.filled(sizes, state, dtype, device)
     model = sizes_only(sizes).to_empty(device=device).to(dtype)
     model.load_state_dict(state)
     return model

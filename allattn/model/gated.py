@@ -108,13 +108,13 @@ class HeadPart:
 
     layer: int
     axis: int
-    owner: Tensor  # (n,) int64 on the CPU, along the axis: whose an element is
-    of_head: Tensor  # (h,) int64: which owner a head needs; several heads may need the same
+    owner: list[int]  # along the axis: whose an element is
+    of_head: list[int]  # which owner each head present needs; several heads may need the same
 
-    def staying(self, heads: Sequence[int]) -> Tensor:
-        """(k,) int64: the places along the axis that `heads`, positions among those present, need."""
-        needed = self.of_head[torch.tensor(heads, dtype=torch.long)]
-        return torch.isin(self.owner, needed).nonzero().squeeze(1)
+    def staying(self, heads: Sequence[int]) -> list[int]:
+        """The places along the axis that `heads`, positions among those present, need."""
+        needed = {self.of_head[head] for head in heads}
+        return [place for place, owner in enumerate(self.owner) if owner in needed]
 
 
 class GatedLM(nn.Module, ABC):

@@ -55,8 +55,8 @@ class AllAttentionLM(GatedLM):
         """By name, the parameters that belong to heads, in blocks of c."""
         parts = {}
         for index, layer in enumerate(self.stack):
-            heads = torch.arange(len(layer.heads_kept))
-            owner = heads.repeat_interleave(layer.head_width)
+            heads = list(range(len(layer.heads_kept)))
+            owner = [head for head in heads for _ in range(layer.head_width)]
             for name, axis in layer.HEAD_AXIS.items():
                 parts[f"layers.{index}.{name}"] = HeadPart(index, axis, owner, heads)
         return parts

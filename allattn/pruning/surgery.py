@@ -100,7 +100,7 @@ def cut_tensor(name: str, tensor: Tensor, plan: RemovalPlan) -> Tensor:
     if part is None:
         return tensor
     places = part.staying(plan.keep[part.layer])
-    return tensor.index_select(part.axis, places.to(tensor.device))
+    return tensor.index_select(part.axis, torch.tensor(places, dtype=torch.long, device=tensor.device))
 
 
 def cut_model(model: LM, plan: RemovalPlan) -> LM:
