@@ -49,8 +49,8 @@ def attentions(network: nn.Module, layers: Iterable[nn.Module]) -> list[Attentio
         ]
         if len(here) != 1:
             raise InputError(
-                f"{type(network).__name__}: layer {index} has {len(here)} attention modules whose projections "
-                f"are known ({', '.join(OUTPUTS)}): heads of this architecture cannot be gated"
+                f"{type(network).__name__}: layer {index} has {len(here)} attention modules with known "
+                f"projections ({', '.join(OUTPUTS)}): heads of this architecture cannot be gated"
             )
         found += here
     return found

@@ -1,6 +1,6 @@
 """A pretrained causal language model of transformers as a `GatedLM`: every head's Z times its gate.
 
-The gate acts on the input of the output projection, (B, T, h * dv), as in All-attention: what a head writes is
+The gate acts on the input of the output projection, (B, T, h * dv), as in All-attention: a head writes
 s_g * g_i * Z_i WO^(i). transformers' own classes compute everything else.
 """
 
@@ -68,7 +68,7 @@ class PretrainedLM(GatedLM):
 
     @property
     def outputs(self) -> set[str]:
-        """Names of the output projections' weights and biases, and of everything with one axis: norms, biases."""
+        """Names of the output projections' weights, and of all that has one axis: norms and biases."""
         projections = {f"{NETWORK}{a.name}.{a.output}.weight" for a in self.attentions}
         return projections | {name for name, p in self.named_parameters() if p.ndim == 1}
 

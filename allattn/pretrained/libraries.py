@@ -32,7 +32,8 @@ def transformers() -> Library:
         from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
     except ImportError as error:
         raise InputError(
-            f"pretrained models need the extra hf, which is not installed ({error.name}): pip install 'allattn[hf]'"
+            f"pretrained models need transformers and accelerate ({error.name} is missing): pip install "
+            "'allattn[hf]'"
         ) from None
 
     def config(values: dict[str, Any]) -> Any:

@@ -101,7 +101,8 @@ def _refuse_too_large(skeleton: PretrainedLM, folder: Path) -> None:
     free = free_memory()
     if free is not None and needed > free:
         raise InputError(
-            f"its weights take {needed / 2**30:.1f} GiB in float32, but {free / 2**30:.1f} GiB of memory are free"
+            f"its weights take {needed / 2**30:.1f} GiB in float32, but {free / 2**30:.1f} GiB of memory are "
+            "free"
         )
 
 

@@ -1,4 +1,4 @@
-"""Sizes of a pretrained causal language model of transformers: its own configuration, and the heads that it has.
+"""Sizes of a pretrained causal language model: its configuration in transformers, and the heads it has.
 
 L layers, d width, H query heads of a layer before any removal, G key/value heads (H / G query heads share
 one), dv head width, V vocabulary
@@ -111,7 +111,7 @@ class PretrainedSizes:
 
     @property
     def parameters_per_head(self) -> int:
-        """Of a query head alone, query rows and output columns; where no group is shared, keys and values too."""
+        """Query rows and output columns; keys and values too where no other head shares them."""
         shared = self.heads_per_group > 1
         return (2 if shared else 4) * self.width * self.head_width
 
@@ -128,7 +128,7 @@ class PretrainedSizes:
         return 2 * groups * self.head_width * element
 
     def layer_multiply_adds(self, layer: int) -> int:
-        """Products of one layer's matrices per token; what attention takes grows with the text and is left out."""
+        """Of one layer's matrices per token; what attention takes grows with the text and is left out."""
         heads = self.heads_present[layer] if not self.masked else self.heads
         groups = len(self.groups_kept(layer)) if not self.masked else self.groups
         return self._feed_forward + 2 * self.width * self.head_width * (heads + groups)
@@ -179,9 +179,7 @@ def _check(sizes: PretrainedSizes) -> None:
     for layer in sizes.heads_kept or []:
         fits &= layer == sorted(set(layer)) and all(0 <= head < sizes.heads for head in layer)
     if not fits:
-        raise InputError(
-            "the model's configuration contradicts itself: layers, heads and heads_kept do not fit"
-        )
+        raise InputError("the model's configuration contradicts itself (layers, heads, heads_kept)")
     try:
         json.dumps(sizes.network)
     except (TypeError, ValueError):

@@ -60,7 +60,7 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
         if run.state is not None:
             dense.must_be_of(run.folder.last, run.state["allattn"], run.folder.changed)
             refuse_late_changes(run.folder.changed, run.state["allattn"], settings.gates.freeze_step)
-        run.start_logging(model_config_from_dict(dense.checkpoint["allattn"]["model"]))
+        run.start_logging(dense.config)
         for wandb in wandb_runs(run.loggers):
             wandb.uses(settings.checkpoint)
 

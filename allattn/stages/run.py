@@ -108,7 +108,7 @@ class Run(Generic[Settings]):
             save_tokenizer(corpus.tokenizer, self.folder.tokenizer)
         self.corpus, self.record = corpus, record
 
-    def start_logging(self, model: ModelConfig) -> None:
+    def start_logging(self, model: Sizes) -> None:
         """Write config.yaml, now that nothing is refused; open the loggers; say core and precision.
 
         From here on the settings say into how many groups a step of this model goes, in config.yaml a 0

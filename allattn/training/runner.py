@@ -20,6 +20,7 @@ from allattn.devices import float32_products
 from allattn.errors import InputError, Interrupted, first_line
 from allattn.model.config import ModelConfig
 from allattn.model.cores.choose import CORES, choose
+from allattn.model.gated import Sizes
 from allattn.training.between_steps import BetweenSteps
 from allattn.training.checkpoint_io import AtomicCheckpointIO
 from allattn.training.config import EvaluationConfig, OptimizerName, ScheduleConfig, TrainerConfig
@@ -82,20 +83,24 @@ def training_precision(trainer_config: TrainerConfig) -> str:
 
 
 def training_groups(
-    trainer_config: TrainerConfig, schedule: ScheduleConfig, optimizer: OptimizerName, model: ModelConfig
+    trainer_config: TrainerConfig, schedule: ScheduleConfig, optimizer: OptimizerName, model: Sizes
 ) -> tuple[int, str]:
     """Groups of streams of an update, and a line where trainer.accumulation=0 left them open.
 
     They are as few as fit the GPU, on a CPU 1.
 
     Raises:
-        InputError: as `fitting_groups`.
+        InputError: as `fitting_groups`, or the step is none that can be calculated.
     """
     device = scoring_device(trainer_config)
     if trainer_config.accumulation:
         return trainer_config.accumulation, ""
     if device.type != "cuda":
         return 1, "trainer.accumulation: 1, there is no GPU to fit"
+    if not isinstance(model, ModelConfig):
+        raise InputError(
+            f"trainer.accumulation=0: a step of a {model.family} is not calculated: give a number"
+        )
     memory = torch.cuda.get_device_properties(device).total_memory
     groups, needed = fitting_groups(
         model,
