@@ -5,6 +5,7 @@ import sys
 from importlib import import_module
 
 from allattn.commands.run_command import BAD_INPUT, Command, run_command
+from allattn.commands.streams import end_output, make_output_last
 
 COMMANDS = {  # each is the module of its name; it is imported when it is called
     "train": "pretrain an All-attention language model",
@@ -25,7 +26,9 @@ def main() -> None:
     """Run the command that the first argument names; without one, say what there is."""
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
+        make_output_last()
         print(overview())
+        end_output()
     elif name in COMMANDS:
         run_command(named_command(name), arguments)
     else:

@@ -4,12 +4,16 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from enum import Enum
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError
 
-from allattn.errors import InputError
+from allattn.commands.overrides import Kinds
+from allattn.errors import InputError, first_line
 
 
 def refuse_unknown(config: DictConfig, schema: type) -> None:
@@ -21,7 +25,7 @@ def refuse_unknown(config: DictConfig, schema: type) -> None:
     known = setting_kinds(schema)
     for name in _leaves(config):
         if name not in known:
-            raise InputError(_no_such_setting(name, schema))
+            raise InputError(no_such_setting(name, known))
 
 
 def refuse_missing(config: DictConfig, command: str) -> None:
@@ -46,23 +50,65 @@ def _leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def explain(error: Exception, schema: type) -> str:
-    """One line about a configuration error, with the nearest setting where a key is unknown."""
+    """One line about a configuration error: the setting, what it was given, and what it takes."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         return _no_such_choice(error.missing_cfg_file, error.options)
+    kinds = setting_kinds(schema)
     lines = [line.strip() for cause in _causes(error) for line in str(cause).splitlines()]
     text = "; ".join(dict.fromkeys(line for line in lines if line and not _is_noise(line)))
     if group := re.search(r"override ([\w.]+)=.*; Invalid type assigned: \w+ is not a subclass of", text):
-        inner = [name for name in setting_kinds(schema) if name.startswith(f"{group[1]}.")]
-        return f"{group[1]} stands for several settings: give one of them, as {inner[0]}=..."
+        return stands_for_several(group[1], kinds)
+    if about := _about_a_setting(error, text, kinds):
+        return about
     unknown = re.search(r"[Kk]ey '([\w.]+)' (?:is )?not in", text)
     if unknown is None:
         return text
     override = re.search(r"Could not (?:override|append to config\.?|.*?) '?\+*([\w.]+)'?", text)
-    return _no_such_setting(override.group(1) if override else unknown.group(1), schema)
+    return no_such_setting(override.group(1) if override else unknown.group(1), kinds)
 
 
-def _no_such_setting(wanted: str, schema: type) -> str:
-    names = list(setting_kinds(schema))
+def _about_a_setting(error: Exception, text: str, kinds: Kinds) -> str | None:
+    """Of a value that a setting does not take, or that refers to what is not there."""
+    missing = re.search(r"missing mandatory value: (\w+)", text)
+    if missing:
+        return f"{missing[1]}: has no value; give one"
+    for cause in _causes(error):
+        noted = re.search(r"full_key: (\S+)", str(cause))
+        name = re.sub(r"\[\d+\]$", "", str(getattr(cause, "full_key", None) or (noted[1] if noted else "")))
+        if name not in kinds:
+            continue
+        typed, file = re.search(r"Error merging override (.*?)(?:; |$)", text), re.match(r"In '(.+?)'", text)
+        given = typed[1] if typed else f"{file[1]}.yaml: {name}" if file else name
+        if isinstance(cause, InterpolationResolutionError):
+            return f"{given}: refers to what is not there ({first_line(cause)})"
+        value = re.search(r"[Vv]alue '(.*?)'", text)
+        given += f"={value[1]}" if value and not typed else ""
+        return f"{given}: must be {in_words(kinds[name])}"
+    return None
+
+
+def in_words(kind: Any) -> str:
+    """What a setting of a declared type takes."""
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    if isinstance(kind, UnionType):
+        return " or ".join(in_words(one) for one in get_args(kind))
+    if get_origin(kind) is list:
+        (inner,) = get_args(kind)
+        return f"a list, as [a,b], each {in_words(inner)}"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"one of {', '.join(kind.__members__)}"
+    return plain[kind]
+
+
+def stands_for_several(name: str, kinds: Kinds) -> str:
+    """One line about a value for a group of settings that no file gives."""
+    inner = next(known for known in kinds if known.startswith(f"{name}."))
+    return f"{name} stands for several settings: give one of them, as {inner}=..."
+
+
+def no_such_setting(wanted: str, kinds: Kinds) -> str:
+    """One line about an unknown setting, with the nearest one there is."""
+    names = list(kinds)
     last = {name.rsplit(".", 1)[-1]: name for name in names}
     near = difflib.get_close_matches(wanted, names, 1, 0.7)
     near = near or [last[key] for key in difflib.get_close_matches(wanted.rsplit(".", 1)[-1], last, 1, 0.5)]

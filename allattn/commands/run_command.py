@@ -19,16 +19,19 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from allattn.commands.choices import check_choices, groups_of
 from allattn.commands.labels import check_labels, check_typed_labels
 from allattn.commands.mistakes import explain, refuse_missing, refuse_unknown, setting_kinds
 from allattn.commands.overrides import flags_first, is_multirun, parsed, with_quoted_home
 from allattn.commands.paths import expand_home
-from allattn.commands.streams import make_output_last
+from allattn.commands.streams import end_output, make_output_last
 from allattn.errors import InputError, Interrupted
 from allattn.settings import register
 from allattn.training.signals import hand_on
 
-BAD_INPUT = 2  # exit status
+BAD_INPUT, FAULT = 2, 1  # exit status
+_OF_SETTINGS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+_ANSWERED = (*_OF_SETTINGS, InputError, OSError)  # in one line, for the user to mend
 CONF = Path(__file__).parents[1] / "conf"  # of a checkout, a link to the one at its top
 
 
@@ -47,7 +50,8 @@ class Command:
 def run_command(command: Command, arguments: Sequence[str]) -> None:
     """Run a command with the settings of a command line; in a multirun once per combination.
 
-    Exit status: 0, 2 for bad input, 128 + signal for an interrupted run that was saved.
+    Exit status: 0, 2 for bad input, 1 where the program went wrong or the output was lost, 128 + signal for
+    an interrupted run that was saved. In a multirun every job runs, whatever becomes of the others.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on instead of printing its own report
     make_output_last()
@@ -77,8 +81,10 @@ def run_command(command: Command, arguments: Sequence[str]) -> None:
             raise SystemExit(128 + error.number) from None
         except Exception as error:
             if HydraConfig.get().mode == RunMode.MULTIRUN:
-                _report(error, command.schema)  # Hydra runs the other jobs, then raises the first error again
+                _report(error, command.schema)
                 reported.append(error)
+                if here:
+                    return None  # the other jobs run, and Hydra has nothing to add in its own words
             elif isinstance(error, InputError | OmegaConfBaseException):
                 _leave(error, command.schema)  # past Hydra, which would print a line of its own
             raise
@@ -87,9 +93,13 @@ def run_command(command: Command, arguments: Sequence[str]) -> None:
                 sys.argv = for_hydra
 
     try:
+        _refuse_lost_folder()
         words = [word.rstrip("\r") for word in arguments]  # of a script with Windows' line ends
         words = flags_first(with_quoted_home(command.respelled(words)))
-        overrides = parsed(words, setting_kinds(command.schema))
+        kinds = setting_kinds(command.schema)
+        overrides = parsed(words, kinds)
+        groups = groups_of(CONF / f"{command.name}.yaml") if command.in_files else set()
+        check_choices(overrides, kinds, groups, CONF)
         check_typed_labels(overrides, is_multirun(words), CONF)
         # Noted here, as a job on a cluster has another command line.
         swept = {override.get_key_element() for override in overrides if override.is_sweep_override()}
@@ -97,7 +107,13 @@ def run_command(command: Command, arguments: Sequence[str]) -> None:
         sys.argv = for_hydra
         path = _register(command)
         hydra.main(version_base="1.3", config_path=path, config_name=command.name)(job)()
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, InputError, OSError) as error:
+        if reported:
+            raise SystemExit(BAD_INPUT if all(isinstance(error, _ANSWERED) for error in reported) else FAULT)
+    except SystemExit as end:
+        if not end.code:  # --help
+            end_output()
+        raise
+    except _ANSWERED as error:
         if any(error is earlier for earlier in reported):
             raise SystemExit(BAD_INPUT) from None
         _leave(error, command.schema)
@@ -105,6 +121,14 @@ def run_command(command: Command, arguments: Sequence[str]) -> None:
         raise SystemExit(130) from None
     finally:
         sys.argv = as_typed
+    end_output()
+
+
+def _refuse_lost_folder() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise InputError("the current folder has been deleted: go to another one (cd)") from None
 
 
 def _register(command: Command) -> str | None:
@@ -179,7 +203,7 @@ def _leave(error: Exception, schema: type) -> None:
 
 def _report(error: Exception, schema: type) -> None:
     """One line where the user can mend it, else where the program went wrong."""
-    if isinstance(error, HydraException | OmegaConfBaseException | yaml.YAMLError):
+    if isinstance(error, _OF_SETTINGS):
         print(f"error: {explain(error, schema)}", file=sys.stderr)
     elif isinstance(error, InputError | OSError):
         print(f"error: {error}", file=sys.stderr)

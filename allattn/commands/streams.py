@@ -9,14 +9,19 @@ from typing import Any
 
 
 class _Lasting(io.FileIO):
-    """A stream whose reader, a pipe's or a terminal, may go away: what is written from then on is dropped."""
+    """A stream whose reader, a pipe's or a terminal, may go away: what is written from then on is dropped.
+
+    So is what a full disk does not take; `lost` keeps the error.
+    """
+
+    lost: OSError | None = None
 
     def write(self, content: Any, /) -> int:
         try:
             return super().write(content)
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.EIO):
-                raise
+                self.lost = error
             return memoryview(content).nbytes
 
 
@@ -48,3 +53,20 @@ def make_output_last() -> None:
             write_through=stream.write_through,
         )
         setattr(sys, name, text)
+
+
+def end_output() -> None:
+    """End a command that has done its work: where a full disk took not all that was printed, say so.
+
+    Raises:
+        SystemExit: status 1, in that case.
+    """
+    sys.stdout.flush()
+    layer = getattr(sys.stdout, "buffer", None)
+    lost = getattr(getattr(layer, "raw", layer), "lost", None)
+    if lost is not None:
+        print(
+            f"error: what the command printed is not all written ({lost.strerror}); files that it names are",
+            file=sys.stderr,
+        )
+        raise SystemExit(1)

@@ -104,7 +104,9 @@ def open_run_folder(
         saved = folder.last.exists() or folder.result.exists()
         if folder.config.exists():
             if saved:
-                folder.changed = changes(_read_config(folder.config), config, defaults or {})
+                before = _read_config(folder.config)
+                _refuse_other_stage(path, before, config)
+                folder.changed = changes(before, config, defaults or {})
                 _refuse_changes(folder, accept_changes)
         elif saved:
             raise InputError(f"{path}: holds results but no config.yaml; give this run another name=")
@@ -124,6 +126,12 @@ def open_run_folder(
             yield folder
     finally:
         lock.release()
+
+
+def _refuse_other_stage(path: Path, before: dict[str, Any], config: dict[str, Any]) -> None:
+    held, this = ("pruning" if "gates" in each else "pretraining" for each in (before, config))
+    if held != this:
+        raise InputError(f"{path}: holds a {held} run, and this is a {this} run; give it another name=")
 
 
 def _refuse_changes(folder: RunFolder, accept_changes: bool) -> None:

@@ -1,6 +1,6 @@
 """Settings that contradict each other: one line that names both, before a model is built."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -8,23 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from support.command_fixtures import CommandLine
+from support.command_fixtures import CommandLine, changed_settings
 
 from allattn.commands.evaluate import EvaluateSettings, evaluate
 from allattn.errors import InputError
 from allattn.model.language_model import AllAttentionLM
-from allattn.settings import PretrainSettings, PruneSettings, pretrain_settings, prune_settings, register
+from allattn.settings import pretrain_settings, prune_settings
 from allattn.training import runner
 from allattn.training.config import EvaluationConfig, TrainerConfig
 from allattn.training.run_folder import RunFolder
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
-SETTINGS = {
-    "train": ("train", PretrainSettings, pretrain_settings),
-    "prune": ("prune", PruneSettings, prune_settings),
-}
+TYPED: dict[str, Callable[[Any], Any]] = {"train": pretrain_settings, "prune": prune_settings}
+pytestmark = pytest.mark.usefixtures("own_folder")
 # command, overrides, what the line must name
 COMPOSED: list[tuple[str, list[str], list[str]]] = [
     (
@@ -124,25 +120,12 @@ COMPOSED: list[tuple[str, list[str], list[str]]] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Hydra's state and files belong to one test."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    register()
-    yield
-    GlobalHydra.instance().clear()
-
-
 @pytest.mark.parametrize(
     ("command", "overrides", "named"), COMPOSED, ids=[" ".join(overrides) for _, overrides, _ in COMPOSED]
 )
 def test_both_settings_are_named(command: str, overrides: list[str], named: list[str]) -> None:
-    name, _, typed = SETTINGS[command]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose(name, ["checkpoint=last.ckpt", *overrides] if command == "prune" else overrides)
     with pytest.raises(InputError) as refusal:
-        typed(config)
+        TYPED[command](changed_settings(command, *overrides))
     assert all(part in str(refusal.value) for part in named), str(refusal.value)
     assert "\n" not in str(refusal.value)
 

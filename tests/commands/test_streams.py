@@ -85,3 +85,28 @@ def test_training_goes_on_without_its_reader(pretraining: Callable[..., list[str
     process.stdout.close()
     assert process.wait() == 0
     assert folder.result.exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_under_the_output_ends_nothing_and_is_said(tmp_path: Path) -> None:
+    """The work is done to its end; one line and the status say that the printed text is not whole."""
+    code = "print('x' * 100_000); open('done', 'w').close(); end_output()"
+    code = f"{SAY}from allattn.commands.streams import end_output; {code}"
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            text=True,
+        )
+    assert (tmp_path / "done").exists()
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: what the command printed is not all written (No space left on device)")
+    with Path("/dev/full").open("w") as full:
+        helped = subprocess.run(
+            [sys.executable, "-m", "allattn"], stdout=full, stderr=subprocess.PIPE, cwd=ROOT
+        )
+    assert (helped.returncode, helped.stderr.count(b"\n")) == (1, 1)

@@ -3,14 +3,20 @@
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
 
 from allattn.commands.command_line import main
+from allattn.settings import register
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,30 @@ class Ended:
 
 
 CommandLine = Callable[..., Ended]
+
+
+@cache
+def _composed_settings(command: str) -> DictConfig:
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(command, ["checkpoint=last.ckpt"] if command == "prune" else [])
+
+
+def changed_settings(command: str, *overrides: str) -> DictConfig:
+    """A command's own settings, composed once, with some changed (`a.b=value`, no groups)."""
+    config = _composed_settings(command).copy()
+    config.merge_with_dotlist(list(overrides))
+    return config
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hydra's state and files belong to one test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    register()
+    yield
+    GlobalHydra.instance().clear()
 
 
 @pytest.fixture

@@ -74,6 +74,26 @@ def test_other_settings_are_refused_with_their_keys(path: Path) -> None:
     assert yaml.safe_load((path / "config.yaml").read_text()) == CONFIG, "the refused start changed nothing"
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_run_of_the_other_stage_is_named_as_such(path: Path, asked: bool) -> None:
+    """Not by all the settings in which the stages differ."""
+    pruning = changed(gates={"lambda_max": 0.02}, checkpoint="last.ckpt")
+    with (
+        pytest.raises(
+            InputError, match=r"run: holds a pretraining run, and this is a pruning run; give it an"
+        ),
+        open_run_folder(path, pruning, asked),
+    ):
+        pass
+    with open_run_folder(path.with_name("pruned"), pruning, False) as folder:
+        folder.last.touch()
+    with (
+        pytest.raises(InputError, match="holds a pruning run, and this is a pretraining run"),
+        open_run_folder(path.with_name("pruned"), CONFIG, asked),
+    ):
+        pass
+
+
 def test_changed_settings_are_accepted_when_asked_for(path: Path) -> None:
     other = changed(schedule={"steps": 20}, resume="changed")
     with open_run_folder(path, other, True) as folder:
