@@ -1,6 +1,7 @@
 """A model on tasks of lm-evaluation-harness: allattn lm-eval checkpoint=PATH tasks=NAME_OR_YAML_FILE."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,10 +42,8 @@ def lm_eval(settings: LmEvalSettings) -> dict[str, Any]:
     """
     _check(settings)
     try:
-        from lm_eval import simple_evaluate
-        from lm_eval.tasks import TaskManager
-
         from allattn.huggingface.harness import as_harness_model
+        from allattn.huggingface.tasks import numbers_by_task, run_tasks
     except ImportError as error:
         raise InputError(f'{first_line(error)}; the command needs: pip install "allattn[lm-eval]"') from None
     opened = open_saved(settings.checkpoint, settings.device, settings.progress)
@@ -52,26 +51,8 @@ def lm_eval(settings: LmEvalSettings) -> dict[str, Any]:
     hash_, length = opened.meta["tokenizer_hash"], settings.max_length
     ours = all_attention(opened.model, "lm-eval")
     model = as_harness_model(ours, opened.tokenizer(), hash_, settings.batch_size, length)
-    by_name = any(not Path(task).is_file() for task in settings.tasks)
-    seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
-    try:
-        found = simple_evaluate(
-            model,
-            tasks=list(settings.tasks),
-            task_manager=TaskManager(include_defaults=by_name),
-            limit=settings.limit,
-            num_fewshot=settings.few_shot,
-            log_samples=False,
-            bootstrap_iters=DRAWS,
-            **dict.fromkeys(seeds, settings.seed),
-        )
-    except Exception as error:  # of a task's file, its data or its name
-        raise InputError(
-            f"tasks={','.join(settings.tasks)}: lm-evaluation-harness cannot run them "
-            f"({type(error).__name__}: {first_line(error)})"
-        ) from error
-    assert found is not None
-    record = _record(settings, opened, found)
+    found = run_tasks(model, settings.tasks, settings.limit, settings.few_shot, settings.seed, DRAWS)
+    record = _record(settings, opened, found, numbers_by_task(found))
     for task, values in record["tasks"].items():
         print(f"{task}: {', '.join(f'{name} {value:.4f}' for name, value in values.items())}")
     try:
@@ -84,6 +65,7 @@ def lm_eval(settings: LmEvalSettings) -> dict[str, Any]:
 def _check(settings: LmEvalSettings) -> None:
     if not settings.tasks:
         raise InputError("tasks= is empty: name tasks of lm-evaluation-harness, or their YAML files")
+    refuse_missing_files(settings.tasks)
     for name in ("batch_size", "max_length", "limit"):
         value = getattr(settings, name)
         if value is not None and value < 1:
@@ -92,11 +74,17 @@ def _check(settings: LmEvalSettings) -> None:
         value = getattr(settings, name)
         if value is not None and value < 0:
             raise InputError(f"{name}={value}: must not be negative")
-    missing = [
-        task for task in settings.tasks if task.endswith((".yaml", ".yml")) and not Path(task).is_file()
-    ]
-    if missing:
-        raise InputError(f"tasks={missing[0]}: there is no such file")
+
+
+def refuse_missing_files(tasks: Sequence[str]) -> None:
+    """Refuse YAML files of tasks that are not there.
+
+    Raises:
+        InputError: names the first one.
+    """
+    for task in tasks:
+        if task.endswith((".yaml", ".yml")) and not Path(task).is_file():
+            raise InputError(f"tasks={task}: there is no such file")
 
 
 def _file(settings: LmEvalSettings, opened: Opened) -> Path:
@@ -110,16 +98,10 @@ def _file(settings: LmEvalSettings, opened: Opened) -> Path:
     return run / RESULTS
 
 
-def _record(settings: LmEvalSettings, opened: Opened, found: Any) -> dict[str, Any]:
-    """The numbers by task and metric, and what they depend on. Standard errors end in `_stderr`."""
-    tasks: dict[str, dict[str, float]] = {}
-    for task, values in found["results"].items():
-        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-        tasks[task] = {
-            name.removesuffix(",none").replace(",", " "): float(value)
-            for name, value in numbers.items()
-            if "," in name
-        }
+def _record(
+    settings: LmEvalSettings, opened: Opened, found: Any, tasks: dict[str, dict[str, float]]
+) -> dict[str, Any]:
+    """The numbers by task and metric, and what they depend on."""
     return {
         "checkpoint": str(opened.path),
         "phase": opened.meta["phase"],
