@@ -178,7 +178,8 @@ def finished_run(
     pruning = is_pruning_run(config)
     settings = dict(flat(config, "."))
     record = dict(flat(result, "/"))
-    settings |= {f"environment.{name}": value for name, value in _below(record, "environment/").items()}
+    environment = _below(record, "environment/")
+    settings |= {f"environment.{name}": value for name, value in environment.items() if value is not None}
     for needed in ("seed", "gates.selection", "gates.freeze_step") if pruning else ("seed",):
         if needed not in settings:
             raise Damaged(f"its settings lack {needed}")

@@ -1,21 +1,15 @@
 """Finished runs in local folders, for a comparison."""
 
 import csv
-import json
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from allattn.comparison.compared_run import (
-    Damaged,
-    FinishedRun,
-    LeftOut,
-    finished_run,
-    is_pretraining_run,
-    is_pruning_run,
-)
+from allattn.comparison.compared_run import Damaged, FinishedRun, LeftOut, finished_run
+from allattn.comparison.records import is_of_a_stage, read_each, read_json
 from allattn.errors import InputError, first_line
 from allattn.training.metrics import read_metrics
 
@@ -32,21 +26,12 @@ def read_local_runs(
     Raises:
         InputError: a folder does not exist.
     """
-    runs, left_out = [], []
     found: set[Path] = set()
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"runs={folder}: there is no such folder")
         found |= {path.parent for path in folder.rglob("config.yaml") if not _is_of_a_tool(path)}
-    for path in sorted(found):
-        try:
-            config = _read_config(path)
-            of_a_stage = is_pruning_run(config) or is_pretraining_run(config)
-            if of_a_stage and group in (None, _group(config)):
-                runs.append(_read_run(path, config))
-        except Damaged as damage:
-            left_out.append(LeftOut(str(path), str(damage)))
-    return runs, left_out
+    return read_each((str(path), partial(_read_run, path, group)) for path in sorted(found))
 
 
 def _is_of_a_tool(path: Path) -> bool:
@@ -69,13 +54,16 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _read_run(folder: Path, config: dict[str, Any]) -> FinishedRun:
+def _read_run(folder: Path, group: str | None) -> FinishedRun | None:
+    config = _read_config(folder)
+    if not is_of_a_stage(config) or group not in (None, _group(config)):
+        return None
     result = folder / "result.json"
     if not result.exists():
         raise Damaged(_why_unfinished(folder))
-    record = _read_json(result)
+    record = read_json(result)
     articles, tasks = (
-        _read_json(kept) if (kept := folder / name).exists() else None
+        read_json(kept) if (kept := folder / name).exists() else None
         for name in ("articles.json", "lm_eval.json")
     )
     metrics = folder / "metrics.csv"
@@ -87,16 +75,6 @@ def _read_run(folder: Path, config: dict[str, Any]) -> FinishedRun:
         raise Damaged("metrics.csv cannot be read (it has no column step)")
     name = str(config.get("name", folder.name))
     return finished_run(name, str(folder), config, record, history, articles, tasks)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise Damaged(f"{path.name} cannot be read ({first_line(error)})") from None
-    if not isinstance(record, dict):
-        raise Damaged(f"{path.name} cannot be read (it holds no object)")
-    return record
 
 
 def _why_unfinished(folder: Path) -> str:

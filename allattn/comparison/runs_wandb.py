@@ -2,20 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from allattn.comparison.compared_run import (
-    Damaged,
-    FinishedRun,
-    LeftOut,
-    finished_run,
-    is_pretraining_run,
-    is_pruning_run,
-)
+from allattn.comparison.compared_run import Damaged, FinishedRun, LeftOut, finished_run, is_pruning_run
+from allattn.comparison.records import is_of_a_stage, read_each, read_json
 from allattn.errors import InputError
 from allattn.training.loggers import has_login
 
 PAGE = 50  # runs per request
+ARTICLES = "articles.json"  # file of a run
+_BESIDE_SETTINGS = ("environment", "corpus")  # in a run's W&B config; its result holds them too
 
 
 def read_wandb_runs(path: str, group: str | None = None) -> tuple[list[FinishedRun], list[LeftOut]]:
@@ -39,33 +38,41 @@ def read_wandb_runs(path: str, group: str | None = None) -> tuple[list[FinishedR
             "no W&B login: run `wandb login` (and leave WANDB_MODE unset), or compare local folders with "
             "runs=[FOLDER,...]"
         )
-    runs, left_out = [], []
     with _one_line_errors(path):
         import wandb
 
         api = wandb.Api(overrides={"entity": entity, "project": project})
         filters = {} if group is None else {"group": group}
-        for run in api.runs(path, filters=filters, order="+created_at", per_page=PAGE, lazy=False):
-            if (
-                run.job_type != "prune"
-                and not is_pruning_run(run.config)
-                and not is_pretraining_run(run.config)
-            ):
-                continue
-            where = f"{path}/{run.id}"
-            try:
-                runs.append(_read_run(run, where))
-            except Damaged as damage:
-                left_out.append(LeftOut(f"{where} ({run.name})", str(damage)))
-    return runs, left_out
+        found = api.runs(path, filters=filters, order="+created_at", per_page=PAGE, lazy=False)
+        return read_each((f"{path}/{run.id} ({run.name})", partial(_read_run, run, path)) for run in found)
 
 
-def _read_run(run: Any, where: str) -> FinishedRun:
+def _read_run(run: Any, path: str) -> FinishedRun | None:
+    config = {name: value for name, value in run.config.items() if name not in _BESIDE_SETTINGS}
+    if run.job_type != "prune" and not is_of_a_stage(config):
+        return None
     if run.state != "finished":
         raise Damaged(str(run.state))
-    if run.job_type == "prune" and not is_pruning_run(run.config):
+    if run.job_type == "prune" and not is_pruning_run(config):
         raise Damaged("its settings lack the gates")
-    return finished_run(run.name or run.id, where, run.config, dict(run.summary_metrics), run.scan_history())
+    return finished_run(
+        run.name or run.id,
+        f"{path}/{run.id}",
+        config,
+        dict(run.summary_metrics),
+        run.scan_history(),
+        _articles(run),
+    )
+
+
+def _articles(run: Any) -> dict[str, Any] | None:
+    """What the run's file holds; None where the run has no such file."""
+    with TemporaryDirectory() as place:
+        for file in run.files(names=[ARTICLES]):
+            if file.size:  # the service may list what it was asked for and does not have
+                file.download(root=place, replace=True).close()
+                return read_json(Path(place) / ARTICLES)
+    return None
 
 
 @contextmanager

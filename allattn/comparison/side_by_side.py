@@ -68,6 +68,7 @@ def side_by_side(
         InputError: pruning runs differ in text, vocabulary or number of scored tokens, or two are of one
             variant and seed.
     """
+    runs = sorted(runs, key=lambda run: (run.name, run.where))  # the same wherever they were read
     pruning = [run for run in runs if isinstance(run, ComparedRun)]
     _refuse_mixed_texts(pruning)
     text = pruning[0].text

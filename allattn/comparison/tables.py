@@ -201,7 +201,16 @@ def notes(comparison: Comparison) -> list[str]:
         lines.insert(0, f"full method: all three techniques, {', '.join(said)}")
     if comparison.tasks():
         lines.append(f"from lm-evaluation-harness, by task and metric: {', '.join(comparison.tasks())}")
-    return [*lines, *_how_scored(comparison)]
+    return [*lines, *_without_articles(comparison), *_how_scored(comparison)]
+
+
+def _without_articles(comparison: Comparison) -> list[str]:
+    """A line where runs, such as those of earlier versions, have not kept nats by article."""
+    lacking = [run.name for run in comparison.runs if run.pruned.articles is None]
+    if not lacking:
+        return []
+    who = "any run" if len(lacking) == len(comparison.runs) else ", ".join(lacking)
+    return [f"nats by article were not kept of {who}: no interval over the text with them"]
 
 
 def _how_scored(comparison: Comparison) -> list[str]:

@@ -197,11 +197,11 @@ def mislabelled(run: ComparedRun) -> bool:
     return learned and label in _LABELS and _LABELS[label] != techniques_off(run.settings)
 
 
-def shared_settings(runs: Sequence[ComparedRun]) -> dict[str, Any]:
-    """Settings that all runs have with the same value, without those that change no number."""
+def shared_settings(runs: Sequence[ComparedRun]) -> dict[str, str]:
+    """Settings that all runs have with the same value, in words, without those that change no number."""
     first = runs[0].settings
     return {
-        name: value
+        name: _said(value)
         for name, value in sorted(first.items())
         if not among(name, _WITHOUT_EFFECT)
         and all(name in run.settings and _same(run.settings[name], value) for run in runs)
@@ -240,6 +240,8 @@ def _said(value: Any) -> str:
     """A value as text; JSON turns 1.0 into 1 on its way through W&B, so both read the same."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
+    if isinstance(value, list):
+        return f"[{', '.join(map(_said, value))}]"
     return "none" if value is None else str(value)
 
 

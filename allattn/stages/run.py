@@ -227,8 +227,8 @@ class Run(Generic[Settings]):
             "wall_seconds": time.time() - self._began,
         }
         forget_artifact(self.folder.last)
-        log_result(self.loggers, result, self.folder.last, self.folder.tokenizer)
         write_atomically(self.folder.articles, json.dumps(self.articles) + "\n")
+        log_result(self.loggers, result, self.folder)
         self.folder.write_result(result)  # the last: a kill before it repeats the rest
         print_result(settings.name, result["corpus"], models)
         return result

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger
 
 from allattn.training.config import LoggerConfig, WandbMode
 from allattn.training.metrics import CsvMetrics
+from allattn.training.run_folder import RunFolder
 from allattn.training.wandb_run import WandbRun, check_login
 from allattn.training.world import is_first_process
 
@@ -56,10 +57,10 @@ def wandb_runs(loggers: list[Logger]) -> list[WandbRun]:
     return [logger for logger in loggers if isinstance(logger, WandbRun)]
 
 
-def log_result(loggers: list[Logger], result: dict[str, Any], checkpoint: Path, tokenizer: Path) -> None:
-    """Put the run's result into the W&B run's summary, nested names joined by slashes, and its model up."""
+def log_result(loggers: list[Logger], result: dict[str, Any], folder: RunFolder) -> None:
+    """Put the run's result into the W&B run's summary, nested names joined by slashes, and its files up."""
     for run in wandb_runs(loggers):
-        run.conclude(result, checkpoint, tokenizer)
+        run.conclude(result, folder)
 
 
 @contextmanager

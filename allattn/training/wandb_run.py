@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from allattn.training.artifacts import artifact_source, note_artifact, to_be_upl
 from allattn.training.config import LoggerConfig, WandbMode
 from allattn.training.exports import save_export
 from allattn.training.flat_names import flat
+from allattn.training.run_folder import RunFolder
 from allattn.training.wandb_variables import agents_id, hidden
 
 INIT_SECONDS = 30  # then the run goes on offline
@@ -137,11 +139,19 @@ class WandbRun(Logger):
             row["pi_picture"] = wandb.Image(_pixels(gates, step))
         return row
 
-    def conclude(self, result: dict[str, Any], checkpoint: Path, tokenizer: Path) -> None:
-        """The result becomes the run's summary and, where uploads are on, the checkpoint an artifact."""
+    def conclude(self, result: dict[str, Any], folder: RunFolder) -> None:
+        """The result becomes the run's summary, articles.json a file of the run, and, where uploads are on,
+        the checkpoint an artifact."""
         self._safely(lambda: self.run.summary.update(dict(flat(result, "/"))))
+        self._safely(lambda: self._keep(folder.articles))
         if self.upload:
-            self._safely(lambda: self._put_up(result, checkpoint, tokenizer))
+            self._safely(lambda: self._put_up(result, folder.last, folder.tokenizer))
+
+    def _keep(self, file: Path) -> None:
+        """A file of the run, as a copy among its records: these may be moved before they are synced."""
+        place = self.run.dir
+        copy = shutil.copyfile(file, Path(place) / file.name)
+        self.run.save(str(copy), base_path=place, policy="now")
 
     def _put_up(self, result: dict[str, Any], checkpoint: Path, tokenizer: Path) -> None:
         """The checkpoint, to go on from, beside the model as an export, to use."""

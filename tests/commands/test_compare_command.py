@@ -114,7 +114,7 @@ def test_an_output_folder_that_is_a_file_is_named(runs: Path, tmp_path: Path) ->
 
 def test_two_runs_of_one_variant_and_seed_are_refused_by_name(runs: Path, tmp_path: Path) -> None:
     again = write_run(tmp_path / "again", config("again", 2), result(119), history())
-    with pytest.raises(InputError, match=rf"{runs}/full-2 and {again} are both full method with seed 2"):
+    with pytest.raises(InputError, match=rf"{again} and {runs}/full-2 are both full method with seed 2"):
         compare_runs(settings(tmp_path, runs, again))
 
 

@@ -1,22 +1,29 @@
 """Reading runs of a W&B project with the real client from a local stand-in for its API."""
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.made_up import LABELS, OFF, config, dense_run, history, result
-from support.study_fixtures import PERPLEXITIES
+import yaml
+from support.made_up import OFF, articles, config, dense_run, history, result, write_run
 from support.wandb_stand_in import StandIn, StandInRun, serve
 
 from allattn.comparison.compared_run import DenseRun
+from allattn.comparison.curves import At
+from allattn.comparison.page import html_page
+from allattn.comparison.pictures import draw_pictures
 from allattn.comparison.runs_local import read_local_runs
 from allattn.comparison.runs_wandb import PAGE, read_wandb_runs
-from allattn.comparison.side_by_side import side_by_side
-from allattn.comparison.tables import run_cells, text_tables
+from allattn.comparison.side_by_side import Comparison, side_by_side
+from allattn.comparison.tables import csv_tables, notes, text_tables
+from allattn.comparison.text_tables import latex_tables, markdown_tables
 from allattn.errors import InputError
+from allattn.pictures.drawing import svg
 from allattn.training.flat_names import flat
+from allattn.training.metrics import read_metrics
 
 PATH = "someone/study"
 
@@ -47,19 +54,114 @@ def stand_in(wandb_client: pytest.MonkeyPatch) -> Iterator[StandIn]:
         yield made
 
 
-def test_a_study_reads_as_from_its_folders(stand_in: StandIn, study: Path) -> None:
-    """The same records from W&B and from folders give the same table."""
-    for variant, by_seed in PERPLEXITIES.items():
-        for seed, value in by_seed.items():
-            run = logged(f"{variant}-{seed}", value, seed, **OFF[variant], ablation=LABELS[variant])
-            stand_in.runs.append(run)
-    comparison = side_by_side(*read_wandb_runs(PATH, "study"))
-    local = side_by_side(*read_local_runs([study]))
-    assert text_tables(comparison) == text_tables(local)
-    without_place = [row[:-1] for row in run_cells(comparison)]
-    assert without_place == [row[:-1] for row in run_cells(local)]
-    assert comparison.warnings == local.warnings == []
-    assert comparison.runs[0].where == f"{PATH}/full-1"
+def as_logged(folder: Path) -> StandInRun:
+    """The run of a folder as W&B has it: whole numbers without a point, nothing that is None."""
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    record = json.loads((folder / "result.json").read_text())
+    rows = [
+        {name: text if name == "phase" else float(text) for name, text in row.items()}
+        for row in read_metrics(folder / "metrics.csv")
+    ]
+    kept = folder / "articles.json"
+    return StandInRun(
+        folder.name,
+        as_json(settings | {"environment": record["environment"], "corpus": record["corpus"]}),
+        as_json({name: value for name, value in flat(record, "/") if value is not None}),
+        [as_json(row) for row in rows],
+        name=settings["name"],
+        group=settings["logger"]["group"],
+        job_type=record["stage"],
+        files={kept.name: kept.read_bytes()} if kept.exists() else {},
+    )
+
+
+def as_json(value: Any) -> Any:
+    """As W&B's own service writes numbers."""
+    if isinstance(value, dict):
+        return {name: as_json(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [as_json(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three methods x two lambdas x two seeds, so that they have curves; a dense run; a damaged run."""
+    folder = tmp_path_factory.mktemp("sweep")
+    rng = random.Random(1)
+    for variant in ("full", "init", "scaling"):
+        for strength, kept in ((0.01, 13), (0.02, 9)):
+            for seed in (1, 2):
+                name, value = f"{variant}-{strength}-{seed}", 100 + 4 * (16 - kept) + 3 * rng.random()
+                settings = config(name, seed, **OFF[variant], **{"gates.lambda_max": strength})
+                settings["gates"]["target_gain"] = 1.0
+                record = result(value, kept, microseconds=1.5) | {"updates_after_cut": 150}
+                record["environment"]["git_revision"] = None
+                write_run(folder / name, settings, record, history(value), articles(value, seed))
+    write_run(folder / "x-dense", *dense_run(100.0, 1), None)
+    write_run(folder / "y-silent", config("y-silent", 3), result(120), [])
+    return folder
+
+
+@pytest.fixture
+def both(stand_in: StandIn, sweep: Path) -> Callable[..., list[Comparison]]:
+    """Compares the sweep as read from its folders and from W&B, which lists the runs in another order."""
+    folders = sorted(sweep.iterdir())
+    random.Random(2).shuffle(folders)
+    stand_in.runs += [as_logged(folder) for folder in folders]
+    sources = [read_local_runs([sweep]), read_wandb_runs(PATH)]
+
+    def compared(at: At, at_sparsity: float | None) -> list[Comparison]:
+        return [side_by_side(*source, at=at, at_sparsity=at_sparsity) for source in sources]
+
+    return compared
+
+
+@pytest.mark.parametrize(("at", "at_sparsity"), [(At.heads, None), (At.parameters, 0.3)])
+def test_a_study_reads_as_from_its_folders(
+    both: Callable[..., list[Comparison]], sweep: Path, at: At, at_sparsity: float | None
+) -> None:
+    """Every form, to the byte, but for where each run was found.
+
+    At a size that runs have there is an interval over the text; between sizes, one over seeds alone.
+    """
+    local, logged = both(at, at_sparsity)
+    for compared in (local, logged):
+        assert [row.text is not None for row in compared.equal] == [False, *[at_sparsity is None] * 2]
+        assert all(row.difference for row in compared.equal[1:])
+    assert logged.warnings == local.warnings
+    assert [run.why for run in logged.left_out] == [run.why for run in local.left_out] == ["no metrics"]
+    texts = [
+        {
+            "table.md": markdown_tables(text_tables(compared), notes(compared)),
+            "table.tex": latex_tables(text_tables(compared), notes(compared)),
+            **csv_tables(compared),
+            "report.html": html_page(compared, {}),
+        }
+        for compared in (local, logged)
+    ]
+    assert texts[0].keys() >= {"table.csv", "equal_size.csv", "runs.csv"}
+    for name, text in texts[0].items():
+        assert texts[1][name].replace(" (y-silent)", "") == text.replace(str(sweep), PATH), name
+
+
+def test_a_study_is_drawn_as_from_its_folders(both: Callable[..., list[Comparison]]) -> None:
+    local, logged = (draw_pictures(compared) for compared in both(At.heads, None))
+    for name, figure in local.items():
+        assert svg(logged[name], name) == svg(figure, name), name
+
+
+def test_runs_without_their_nats_by_article_compare_with_a_note(stand_in: StandIn, sweep: Path) -> None:
+    """They were finished by an earlier version, or have not been put up."""
+    stand_in.runs += [as_logged(path) for path in sorted(sweep.iterdir()) if path.name[-1] == "1"]
+    del stand_in.runs[0].files["articles.json"]
+    stand_in.runs[1].files["articles.json"] = b""
+    comparison = side_by_side(*read_wandb_runs(PATH))
+    assert [run.pruned.articles is None for run in comparison.runs].count(True) == 2
+    assert comparison.equal[1].difference is not None
+    assert [note for note in notes(comparison) if "nats by article" in note] == [
+        "nats by article were not kept of full-0.02-1, full-0.01-1: no interval over the text with them"
+    ]
 
 
 @pytest.mark.parametrize("exported", [0, 1, 2_000, 5_000])

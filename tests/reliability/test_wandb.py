@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,14 @@ import torch
 import yaml
 from support.processes import KILLED, KillIn, run, start
 from support.wandb_recorder import API_KEY, StandIn
+from support.wandb_stand_in import StandIn as Project
+from support.wandb_stand_in import StandInRun as LoggedRun
+from support.wandb_stand_in import serve
 
 import allattn
+from allattn.comparison.compared_run import ComparedRun
+from allattn.comparison.runs_local import read_local_runs
+from allattn.comparison.runs_wandb import read_wandb_runs
 from allattn.training.config import LoggerConfig, WandbMode
 from allattn.training.loading import load_model
 from allattn.training.metrics import read_metrics
@@ -113,7 +120,34 @@ def test_offline_records_equal_metrics_config_and_result(
         summary = server.summary(_id(folder))
         for name, value in _flat(result):
             assert summary.get(name) == value, name  # W&B keeps no None
+        assert server.files[f"/upload/{_id(folder)}/articles.json"] == folder.articles.read_bytes()
         assert server.exit_codes[_id(folder)] == 0
+
+
+def test_what_was_recorded_is_read_as_from_the_folder(
+    server: StandIn, offline: tuple[RunFolder, RunFolder], wandb_client: pytest.MonkeyPatch
+) -> None:
+    """All that a comparison knows of a run, but for where it was found and W&B's own names."""
+    folder = offline[1]
+    _sync(server, folder.path)
+    identity = _id(folder)
+    files = {"articles.json": server.files[f"/upload/{identity}/articles.json"]}
+    records = (server.config(identity), server.summary(identity), server.history(identity))
+    project = Project("lab", "allattn", [LoggedRun(identity, *records, name=folder.path.name, files=files)])
+    with serve(project) as address:
+        wandb_client.setenv("WANDB_BASE_URL", address)
+        (run,), _ = read_wandb_runs("lab/allattn")
+    (local,), _ = read_local_runs([folder.path])
+    assert isinstance(run, ComparedRun)
+    assert isinstance(local, ComparedRun)
+    for logged, row in zip(run.history, local.history, strict=True):
+        assert {name: value for name, value in logged.items() if not name.startswith("_")} == row
+    assert replace(run, where=local.where, history=local.history) == local
+    for one, other in ((run.pruned, local.pruned), (run.dense, local.dense)):
+        assert one.articles is not None
+        assert other.articles is not None
+        assert one.articles.nats.tolist() == other.articles.nats.tolist()
+    assert (run.updates, run.tokens_after_cut) == (12, local.tokens_after_cut)
 
 
 def test_pi_is_a_picture_and_a_table_in_the_gate_phase(
@@ -280,14 +314,17 @@ def test_a_server_that_goes_away_in_mid_run_costs_nothing(
     for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("allattn.training.wandb_run.UPLOAD_SECONDS", 2)
-    (tmp_path / "last.ckpt").write_bytes(b"weights")
-    (tmp_path / "tokenizer.json").write_text("{}")
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    folder.last.write_bytes(b"weights")
+    for file in (folder.tokenizer, folder.articles):
+        file.write_text("{}")
     config = LoggerConfig(wandb=WandbMode.online)
     recorded = WandbRun(config, tmp_path, "run", "prune", ["t"], {"a": 1}, offline=False)
     recorded.log_metrics({"loss": 2.0}, 1)
     server.down = True
     recorded.log_metrics({"loss": 1.5}, 2)
-    recorded.conclude({"x": 3}, tmp_path / "last.ckpt", tmp_path / "tokenizer.json")
+    recorded.conclude({"x": 3}, folder)
     recorded.finish(failed=False)
     printed = capsys.readouterr().out
     assert sum(line.startswith("W&B records are on disk") for line in printed.splitlines()) == 1

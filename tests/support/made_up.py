@@ -3,6 +3,8 @@
 import copy
 import csv
 import json
+import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -141,17 +143,28 @@ def history(perplexity: float = 120.0, freeze: int = 200, steps: int = 400) -> l
     return rows
 
 
+def articles(perplexity: float, seed: int, count: int = 40) -> dict[str, Any]:
+    """Nats by article of a pruned model: noise of the text, and of the model, around the perplexity's."""
+    text, own = random.Random(0), random.Random(f"{perplexity} {seed}")
+    tokens = [text.randint(5, 50) for _ in range(count)]
+    nats = [n * (math.log(perplexity) + 0.3 * text.gauss(0, 1) + 0.02 * own.gauss(0, 1)) for n in tokens]
+    return {"pruned": {"test": {"unit": "articles", "nats": nats, "tokens": tokens}}}
+
+
 def write_run(
     folder: Path,
     settings: dict[str, Any],
     record: dict[str, Any] | None,
     rows: list[dict[str, Any]] | None,
+    by_article: dict[str, Any] | None = None,
 ) -> Path:
     """A run folder; without `record` it is unfinished."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     if record is not None:
         (folder / "result.json").write_text(json.dumps(record))
+    if by_article is not None:
+        (folder / "articles.json").write_text(json.dumps(by_article))
     if rows is not None:
         columns = list(dict.fromkeys(name for row in rows for name in row))
         with (folder / "metrics.csv").open("w", newline="") as file:

@@ -1,10 +1,10 @@
 """A small local stand-in for W&B's API: it answers the queries that the wandb package sends, and no others.
 
 The shapes of the answers follow the package's own query texts: `Runs`, `RunHistoryKeys`, `RunSampledHistory`
-and `RunFullHistory` in wandb/apis/public/runs.py, `GetDefaultEntity` in wandb/apis/_generated, and `Viewer`,
-`ServerFeaturesQuery`, `RunParquetHistory` and `HistoryPage` in its wandb-core program (wandb 0.31). Like the
-service it gives back only fields that are asked for, pages its lists, hands history samples where samples are
-asked for, and knows only its own project.
+and `RunFullHistory` in wandb/apis/public/runs.py, `RunFiles` in files.py, `GetDefaultEntity` in
+wandb/apis/_generated, and `Viewer`, `ServerFeaturesQuery`, `RunParquetHistory` and `HistoryPage` in its
+wandb-core program (wandb 0.31). Like the service it gives back only fields that are asked for, pages its
+lists, hands history samples where samples are asked for, and knows only its own project.
 """
 
 import io
@@ -35,12 +35,13 @@ class StandInRun:
     id: str
     config: dict[str, Any]
     summary: dict[str, Any] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list)  # rows as logged; `_step` is added
+    history: list[dict[str, Any]] = field(default_factory=list)  # as logged; `_step` is added where it lacks
     state: str = "finished"
     name: str | None = None
     group: str | None = None
     job_type: str = "prune"
     tags: list[str] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
     exported: int = 0  # so many first rows were exported to a file, as the service does with older rows
 
     def rows(self) -> list[dict[str, Any]]:
@@ -74,7 +75,7 @@ class StandInRun:
             "summaryMetrics": json.dumps(self.summary),
             "systemMetrics": "{}",
             "historyKeys": {
-                "lastStep": len(self.history) - 1,
+                "lastStep": max((row["_step"] for row in self.rows()), default=-1),
                 "keys": {key: {"typeCounts": [{"type": "number", "count": 1}]} for key in keys},
             },
         }
@@ -108,6 +109,7 @@ class StandIn:
         answers = {
             "Runs": self._runs,
             "Run": self._run,
+            "RunFiles": self._files,
             "RunHistoryKeys": self._run,
             "RunParquetHistory": self._exported,
             "HistoryPage": self._page,
@@ -148,6 +150,44 @@ class StandIn:
             if run.id == variables["name"]:
                 return {"run": _asked(run.node(number), query)}
         return {"run": None}
+
+    def _files(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
+        """Those of the files asked for that the run has."""
+        run = self._named(variables["name"])
+        edges = [
+            {
+                "node": {
+                    "id": name,
+                    "name": name,
+                    "url": f"{self.address}/files/{run.id}/{name}",
+                    "directUrl": f"{self.address}/files/{run.id}/{name}",
+                    "sizeBytes": len(run.files[name]),
+                    "mimetype": "application/json",
+                    "updatedAt": "2026-01-02T00:00:00Z",
+                    "md5": None,
+                },
+                "cursor": name,
+            }
+            for name in variables["fileNames"]
+            if name in run.files
+        ]
+        page = {"endCursor": None, "hasNextPage": False}
+        return {
+            "internalId": "7",
+            "run": {"fileCount": len(edges), "files": {"edges": edges, "pageInfo": page}},
+        }
+
+    def file(self, path: str) -> bytes:
+        """The content at an address of this server.
+
+        Raises:
+            KeyError, StopIteration: there is none.
+        """
+        kind, _, rest = path.removeprefix("/").partition("/")
+        if kind == "exported":
+            return self.exported_file(path)
+        run, _, name = rest.partition("/")
+        return self._named(run).files[name]
 
     def _exported(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
         """Where exported rows lie, and of the others the keys asked for; those are read page by page."""
@@ -223,9 +263,11 @@ def serve(stand_in: StandIn) -> Iterator[str]:
             self._reply(200, reply)
 
         def do_GET(self) -> None:
-            if not self.path.startswith("/exported/"):
+            try:
+                content = stand_in.file(self.path)
+            except (KeyError, StopIteration):
                 return self._reply(404, {"error": self.path})
-            self._send(200, "application/octet-stream", stand_in.exported_file(self.path))
+            self._send(200, "application/octet-stream", content)
 
         do_HEAD = do_GET
 
