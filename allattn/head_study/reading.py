@@ -52,7 +52,7 @@ class _Projections(Visitor):
     """Sums over the tokens of a text; nothing grows with its length."""
 
     def __init__(self, model: HeadModel, seed: int) -> None:
-        self.real = torch.empty(0)  # (B, T) of the batch that is being read
+        self._real = torch.empty(0)  # (B, T) of the pass that runs
         self.tokens = 0
         self._blocks = [layer.output_blocks().detach().float() for layer in model.layers]
         layers = len(self._blocks)
@@ -64,14 +64,18 @@ class _Projections(Visitor):
         width = next(blocks.shape[2] for blocks in self._blocks if len(blocks))
         self._rotation = random_rotation(width, generator(seed, "rotation of the residual stream"))
 
+    def begins(self, real: Tensor) -> None:
+        self._real = real
+        self.tokens += int(real.sum())
+
     def z(self, layer: int, z: Tensor) -> None:
-        by_head = contributions(z[self.real.to(z.device)].float(), self._blocks[layer])  # (n, h, d)
+        by_head = contributions(z[self._real.to(z.device)].float(), self._blocks[layer])  # (n, h, d)
         self.cancellation[layer] += float(cancellation(by_head).nan_to_num(1.0).double().sum())
         self.shares[layer] += shares_of_output(by_head).nan_to_num(0.0).double().sum(0).cpu()
         self.written[layer] += by_head.double().sum(0).cpu()
 
     def stream(self, layer: int, x: Tensor) -> None:
-        tokens = x[self.real.to(x.device)].double()  # (n, d)
+        tokens = x[self._real.to(x.device)].double()  # (n, d)
         self.kurtosis[layer] += float(kurtosis(tokens)) * len(tokens)
         self.rotated[layer] += float(kurtosis(tokens @ self._rotation.to(tokens))) * len(tokens)
 
@@ -117,14 +121,12 @@ def read_projections(
         seed: of the rotation.
     """
     visitor = _Projections(model, seed)
-    tokens, before = 0, None
+    before = None
     with torch.no_grad(), model.watch(visitor):
         for batch in batches:
-            visitor.real = batch.real
-            tokens += int(batch.real.sum())
             _, after = model.nats(batch, before)
             before = after if memory else None
-    layers = []
+    layers, tokens = [], visitor.tokens
     for index, layer in enumerate(model.layers):
         if not layer.heads:
             continue

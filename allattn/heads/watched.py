@@ -66,6 +66,9 @@ class Visitor:
 
     wants_attention = False
 
+    def begins(self, real: Tensor) -> None:
+        """A forward pass begins; `real` (B, T) bool is False at the padding of its sequences."""
+
     def z(self, layer: int, z: Tensor) -> Tensor | None:
         """Head outputs Z (B, T, h, dv), without s_g; what is returned takes their place."""
 
