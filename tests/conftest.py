@@ -12,8 +12,8 @@ from allattn.model.language_model import AllAttentionLM
 
 pytest_plugins = [
     f"support.{name}_fixtures"
-    for name in ("text", "model", "huggingface", "run", "process", "study", "command")
-]  # texts, models, runs in this process, runs in processes of their own, made-up studies, command lines
+    for name in ("text", "model", "huggingface", "run", "process", "study", "logged", "command")
+]  # texts, models, runs in this process and in their own, made-up studies in folders and W&B, command lines
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from allattn.comparison.side_by_side import Comparison, side_by_side
 from allattn.comparison.tables import csv_tables, notes, text_tables
 from allattn.comparison.text_tables import latex_tables, markdown_tables, terminal_tables
 from allattn.comparison.upload import Destination, check_can_log, destination_of, log_summary_run
+from allattn.comparison.wandb_report import check_can_report, save_report
 from allattn.errors import InputError
 from allattn.files import write_atomically
 from allattn.pictures.drawing import png, svg
@@ -40,6 +41,7 @@ class CompareSettings:
     at: At = At.heads  # the size at which methods are compared
     at_sparsity: float | None = None  # that size, as share of heads that are gone. None = the full method's
     folder: str = "comparison"  # receives the tables, pictures and the page
+    report: bool = False  # write a W&B report of the runs read from W&B
     upload: bool = False  # log table and pictures to W&B as a summary run
     logger: WandbMode = WandbMode.auto  # upload: where W&B records go
 
@@ -52,6 +54,8 @@ def compare_runs(settings: CompareSettings) -> Comparison:
     """
     if settings.at_sparsity is not None and not 0 <= settings.at_sparsity < 1:
         raise InputError(f"at_sparsity={settings.at_sparsity}: give a share of heads, from 0 to below 1")
+    if settings.report:
+        check_can_report(settings.wandb)
     runs, left_out = _read(settings)
     if not any(isinstance(run, ComparedRun) for run in runs):
         _name(left_out)
@@ -68,6 +72,8 @@ def compare_runs(settings: CompareSettings) -> Comparison:
     print(f"tables, pictures and report.html: {folder}", file=sys.stderr)
     if destination is not None:
         print(log_summary_run(comparison, pictures, folder, settings.logger, destination))
+    if settings.report and settings.wandb is not None:
+        print(save_report(comparison, settings.wandb, settings.group))
     return comparison
 
 

@@ -38,7 +38,7 @@ def read_wandb_runs(path: str, group: str | None = None) -> tuple[list[FinishedR
             "no W&B login: run `wandb login` (and leave WANDB_MODE unset), or compare local folders with "
             "runs=[FOLDER,...]"
         )
-    with _one_line_errors(path):
+    with one_line_errors(path, "did not give the runs"):
         import wandb
 
         api = wandb.Api(overrides={"entity": entity, "project": project})
@@ -76,7 +76,16 @@ def _articles(run: Any) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _one_line_errors(path: str) -> Iterator[None]:
+def one_line_errors(path: str, failed: str) -> Iterator[None]:
+    """Turn what W&B's client raises into one line.
+
+    Args:
+        path: ENTITY/PROJECT.
+        failed: what W&B did not do.
+
+    Raises:
+        InputError: W&B does not answer, or refuses.
+    """
     from wandb.errors import Error
 
     try:
@@ -84,15 +93,15 @@ def _one_line_errors(path: str) -> Iterator[None]:
     except (InputError, Damaged):
         raise
     except (Error, OSError, ValueError, RuntimeError) as error:
-        raise _refusal(path, error) from None
+        raise _refusal(path, failed, error) from None
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("wandb", "requests"):
             raise
-        raise _refusal(path, error) from None  # errors of the client's service are no wandb Error
+        raise _refusal(path, failed, error) from None  # errors of the client's service are no wandb Error
 
 
-def _refusal(path: str, error: Exception) -> InputError:
+def _refusal(path: str, failed: str, error: Exception) -> InputError:
     text = " ".join(str(error).split()) or type(error).__name__
     if "Could not find project" in text:
         return InputError(f"wandb={path}: there is no such project, or this login may not read it")
-    return InputError(f"wandb={path}: W&B did not give the runs ({text})")
+    return InputError(f"wandb={path}: W&B {failed} ({text})")

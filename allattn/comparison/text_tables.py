@@ -48,8 +48,13 @@ def markdown_tables(tables: Sequence[TextTable], notes: Sequence[str]) -> str:
         lines = [_markdown_row(each.columns), "| --- |" + " ---: |" * (len(each.columns) - 1)]
         lines += [_markdown_row(row) for row in each.rows]
         parts.append("\n".join([f"**{_markdown(each.title)}**", "", *lines]))
-    parts.append("\n".join(f"- {_markdown(note)}" for note in notes))
+    parts.append(markdown_list(notes))
     return "\n\n".join(parts) + "\n"
+
+
+def markdown_list(lines: Sequence[str]) -> str:
+    """A Markdown list."""
+    return "\n".join(f"- {_markdown(line)}" for line in lines)
 
 
 def latex_tables(tables: Sequence[TextTable], notes: Sequence[str]) -> str:

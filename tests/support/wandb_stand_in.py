@@ -1,10 +1,11 @@
 """A small local stand-in for W&B's API: it answers the queries that the wandb package sends, and no others.
 
 The shapes of the answers follow the package's own query texts: `Runs`, `RunHistoryKeys`, `RunSampledHistory`
-and `RunFullHistory` in wandb/apis/public/runs.py, `RunFiles` in files.py, `GetDefaultEntity` in
-wandb/apis/_generated, and `Viewer`, `ServerFeaturesQuery`, `RunParquetHistory` and `HistoryPage` in its
-wandb-core program (wandb 0.31). Like the service it gives back only fields that are asked for, pages its
-lists, hands history samples where samples are asked for, and knows only its own project.
+and `RunFullHistory` in wandb/apis/public/runs.py, `RunFiles` in files.py, `GetDefaultEntity` and
+`GetProjects` in wandb/apis/_generated, and `Viewer`, `ServerFeaturesQuery`, `RunParquetHistory` and
+`HistoryPage` in its wandb-core program (wandb 0.31); `ProjectInternalId` and `upsertView` in
+wandb_workspaces/reports/v2/gql.py (0.4.13). Like the service it gives back only fields that are asked for,
+pages its lists, hands history samples where samples are asked for, and knows only its own project.
 """
 
 import io
@@ -88,6 +89,7 @@ class StandIn:
         self.entity, self.project, self.runs = entity, project, runs
         self.refuses_key = False
         self.address = ""
+        self.reports: list[dict[str, Any]] = []  # views as they were put up
         self.operations: list[tuple[str, dict[str, Any]]] = []
 
     def answer(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +98,7 @@ class StandIn:
         Raises:
             KeyError: the operation is not one of those that the comparison needs.
         """
-        found = re.search(r"\bquery\s+(\w+)", query)
+        found = re.search(r"\b(?:query|mutation)\s+(\w+)", query)
         operation = found.group(1) if found else ""
         self.operations.append((operation, variables))
         if operation == "Viewer":
@@ -106,6 +108,13 @@ class StandIn:
             return {"viewer": {"id": "u1", "entity": self.entity}}
         if operation == "ServerFeaturesQuery":
             return {"serverInfo": {"features": []}}
+        if operation == "GetProjects":
+            return {"models": self._projects()}
+        if operation == "ProjectInternalId":
+            known = (variables["entityName"], variables["projectName"]) == (self.entity, self.project)
+            return {"project": {"id": "P", "internalId": "7"} if known else None}
+        if operation == "upsertView":
+            return {"upsertView": self._upsert_view(variables)}
         answers = {
             "Runs": self._runs,
             "Run": self._run,
@@ -120,6 +129,27 @@ class StandIn:
         if (variables.get("entity"), variables.get("project")) != (self.entity, self.project):
             return {"project": None}
         return {"project": answer(query, variables)}
+
+    def _projects(self) -> dict[str, Any]:
+        project = {
+            "__typename": "Project",
+            "id": "P",
+            "name": self.project,
+            "entityName": self.entity,
+            "createdAt": "2026-01-01T00:00:00Z",
+            "isBenchmark": False,
+            "user": None,
+        }
+        page = {"__typename": "PageInfo", "endCursor": None, "hasNextPage": False}
+        return {"pageInfo": page, "edges": [{"node": project}]}
+
+    def _upsert_view(self, variables: dict[str, Any]) -> dict[str, Any]:
+        """A report; its specification must be JSON."""
+        self.reports.append(variables | {"spec": json.loads(variables["spec"])})
+        project = {"id": "P", "name": variables["projectName"], "entityName": variables["entityName"]}
+        told = ("type", "name", "displayName", "description", "spec")
+        view = {"id": "Vmlldzox", "project": project, "updatedAt": "2026-01-02T00:00:00Z"}
+        return {"view": view | {name: variables[name] for name in told}, "inserted": True}
 
     def _runs(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
         filters = json.loads(variables.get("filters") or "{}")
