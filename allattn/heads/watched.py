@@ -67,7 +67,7 @@ class Visitor:
     wants_attention = False
 
     def begins(self, real: Tensor) -> None:
-        """A forward pass begins; `real` (B, T) bool is False at the padding of its sequences."""
+        """A forward pass begins; `real` (B, T) bool, on the model's device, is False at padding."""
 
     def z(self, layer: int, z: Tensor) -> Tensor | None:
         """Head outputs Z (B, T, h, dv), without s_g; what is returned takes their place."""
@@ -94,7 +94,10 @@ class HeadModel(Protocol):
         """Where it computes."""
 
     def watch(self, visitor: Visitor) -> AbstractContextManager[None]:
-        """Inside, `visitor` sees every forward pass; after it, or an error, nothing of it is left."""
+        """Inside, `visitor` sees every forward pass; after it, or an error, nothing of it is left.
+
+        Several may watch, each what those before it have changed.
+        """
 
     def nats(self, batch: Batch, memory: Any = None) -> tuple[Tensor, Any]:
         """(B, T) nats of the targets, 0 where not scored, and what goes in as memory with the next batch.

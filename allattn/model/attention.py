@@ -64,6 +64,7 @@ class AllAttention(nn.Module):
         self.position_bias = nn.Parameter(torch.zeros(present))  # v
         self.persistent_keys = nn.Parameter(torch.empty(config.persistent_vectors, present))
         self.persistent_values = nn.Parameter(torch.empty(config.persistent_vectors, present))
+        self.head_outputs, self.head_sum = nn.Identity(), nn.Identity()  # Z and Y pass, for who watches
         self.dropout = nn.Dropout(config.projection_dropout)
         self.feed_forward = FeedForward(config) if config.feed_forward else None
         for name, parameter in self.named_parameters():
@@ -137,7 +138,8 @@ class AllAttention(nn.Module):
         if z is None:
             out = torch.zeros_like(x) + self.bias
         else:
+            z = self.head_outputs(z)
             z = z * (self.scale if multipliers is None else multipliers.unsqueeze(-1))
-            out = self.output(z.flatten(-2)) + self.bias
+            out = self.head_sum(self.output(z.flatten(-2)) + self.bias)
         x = x + self.dropout(out)
         return x if self.feed_forward is None else x + self.dropout(self.feed_forward(x))

@@ -23,9 +23,9 @@ def shift(products: Tensor) -> Tensor:
     return flat[..., queries - 1 : queries - 1 + queries * keys].unflatten(-1, (queries, keys))
 
 
-def attend_plain(inputs: CoreInputs) -> Tensor:
-    """A core that keeps the probabilities for the backward pass; see `Core`."""
-    q, k, v, r, u, w, pk, pv, window, dropout, key_scale, value_scale = inputs
+def attention_weights(inputs: CoreInputs) -> Tensor:
+    """Softmax over the sequence and the persistent keys, (h, B, T, S + N), before dropout."""
+    q, k, _, r, u, w, pk, _, window, _, key_scale, _ = inputs
     batch, queries, heads, width = q.shape
     keys = k.shape[1]
     content = torch.einsum("bthc,bshc->hbts", q + u, k)
@@ -37,8 +37,16 @@ def attend_plain(inputs: CoreInputs) -> Tensor:
     flat = key_scale * q.permute(2, 0, 1, 3).reshape(heads, batch * queries, width)
     persistent = torch.bmm(flat, pk.permute(1, 2, 0)).view(heads, batch, queries, len(pk))
     scores = torch.cat([sequence, persistent], dim=-1) / math.sqrt(width)
-    probabilities = F.dropout(scores.softmax(dim=-1), dropout, training=dropout > 0)
+    return scores.softmax(dim=-1)
+
+
+def attend_plain(inputs: CoreInputs) -> Tensor:
+    """A core that keeps the probabilities for the backward pass; see `Core`."""
+    v, pv, dropout = inputs.v, inputs.pv, inputs.dropout
+    probabilities = F.dropout(attention_weights(inputs), dropout, training=dropout > 0)
+    batch, queries, heads, width = inputs.q.shape
+    keys = v.shape[1]
     on_sequence = torch.einsum("hbts,bshc->bthc", probabilities[..., :keys], v)
-    rest = probabilities[..., keys:].reshape(heads, batch * queries, len(pk))
+    rest = probabilities[..., keys:].reshape(heads, batch * queries, len(pv))
     on_persistent = torch.bmm(rest, pv.permute(1, 0, 2)).view(heads, batch, queries, width)
-    return on_sequence + value_scale * on_persistent.permute(1, 2, 0, 3)
+    return on_sequence + inputs.value_scale * on_persistent.permute(1, 2, 0, 3)
