@@ -13,10 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from allattn.huggingface.configuration import AllAttentionConfig
 from allattn.huggingface.modeling import AllAttentionForCausalLM
+from allattn.huggingface.per_layer import KINDS as CUT_KINDS
 from allattn.huggingface.tokenization import AllAttentionTokenizer
 from allattn.training.exports import MODEL_TYPE
 
-__all__ = ["AllAttentionConfig", "AllAttentionForCausalLM", "AllAttentionTokenizer"]
+__all__ = ["CUT_KINDS", "AllAttentionConfig", "AllAttentionForCausalLM", "AllAttentionTokenizer"]
 
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24):
     raise ImportError(f'transformers {transformers.__version__} is too old: pip install -U "allattn[hf]"')

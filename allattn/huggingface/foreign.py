@@ -52,6 +52,14 @@ class ForeignLayer:
         rows = weight if isinstance(self._projection, Conv1D) else weight.T  # (h * dv, d)
         return rows.unflatten(0, (self.heads, self.head_width))
 
+    def close(self, gate: Tensor) -> None:
+        """Let the heads whose `gate` (h,) is 0 write nothing, by new weights in the place of the old."""
+        if self._projection is None or bool(gate.all()):
+            return
+        self._projection.weight = nn.Parameter(self._projection.weight.detach().clone())
+        with torch.no_grad():
+            self.output_blocks()[gate.to(self._projection.weight.device) == 0] = 0  # a view
+
     def output_bias(self) -> Tensor | None:
         """(d,), or None."""
         return getattr(self._projection, "bias", None)
@@ -71,6 +79,7 @@ class ForeignModel:
     def __init__(self, model: PreTrainedModel, projection: str | None = None) -> None:
         self.model = model.eval()
         self.config = model.config.get_text_config(decoder=True)
+        self.projection = projection
         self.places = places(model, projection)
         self.head_width = self._head_width()
         self.layers: Sequence[ForeignLayer] = [

@@ -110,7 +110,7 @@ def shrink(places: Sequence[Attention], dense: PretrainedSizes, sizes: Pretraine
             old = getattr(module, name)
             shape = list(old.shape)
             shape[part.axis] = len(part.staying(kept))
-            setattr(module, name, nn.Parameter(torch.empty(shape, dtype=old.dtype, device="meta")))
+            setattr(module, name, nn.Parameter(torch.empty(shape, dtype=old.dtype, device=old.device)))
             _note_shape(module)
         _tell_attention(attention, sizes, layer)
 
@@ -146,7 +146,12 @@ class Headless:
         self.attention = attention
 
     def __call__(self, hidden_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, None]:
-        """(B, T, d), and no attention weights."""
+        """(B, T, d), and no attention weights; a cache, which counts tokens by layer, gets zeros."""
+        from transformers import Cache
+
+        for cache in (given for given in (*rest, *options.values()) if isinstance(given, Cache)):
+            counted = hidden_states.new_zeros(len(hidden_states), 1, hidden_states.shape[1], 1)
+            cache.update(counted, counted, self.attention.module.layer_idx)
         bias = self.attention.projection.bias
         nothing = torch.zeros_like(hidden_states)
         return (nothing if bias is None else nothing + bias), None
