@@ -23,6 +23,12 @@ from allattn.training.metrics import read_metrics
 from allattn.training.run_folder import RunFolder
 
 
+@pytest.fixture
+def _library() -> None:
+    pytest.importorskip("wandb_workspaces", reason='needs the extra: pip install "allattn[reports]"')
+
+
+@pytest.mark.usefixtures("_library")
 def test_the_report_holds_tables_panels_and_run_sets(
     stand_in: StandIn,
     sweep: Path,
@@ -102,6 +108,7 @@ def test_without_the_extra_one_line_says_how_to_install(
     assert stand_in.operations == []
 
 
+@pytest.mark.usefixtures("_library")
 def test_a_project_that_is_not_there_is_one_line(stand_in: StandIn, sweep: Path) -> None:
     with pytest.raises(InputError) as error:
         save_report(side_by_side(*read_local_runs([sweep])), "someone/elsewhere", None)
