@@ -1,6 +1,7 @@
 """Model families: which classes the sizes of a checkpoint belong to. The one place that lists them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,6 +46,21 @@ def filled(sizes: Sizes, state: Mapping[str, Tensor], dtype: torch.dtype, device
     model = sizes_only(sizes).to_empty(device=device).to(dtype)
     model.load_state_dict(state)
     return model
+
+
+def for_removal(sizes: Sizes, masked: bool) -> Sizes:
+    """The sizes of a dense model whose closed heads are to be masked or cut.
+
+    Raises:
+        InputError: the architecture does not allow it.
+    """
+    if isinstance(sizes, PretrainedSizes):
+        sizes = replace(sizes, masked=masked)
+        if not masked:
+            pretrained.refuse_removal(pretrained.sizes_only(sizes))
+    elif masked:
+        raise InputError("gates.removal=masked is for pretrained models; heads of our own are cut")
+    return sizes
 
 
 def all_attention(model: GatedLM, what: str) -> AllAttentionLM:

@@ -132,7 +132,7 @@ def prune_settings(config: DictConfig) -> PruneSettings:
         raise InputError("prune.py needs checkpoint=PATH, a checkpoint that train.py wrote")
     settings = OmegaConf.to_object(config)
     assert isinstance(settings, PruneSettings)
-    _check_run(settings)
+    _check_run(settings, vocabulary_given=True)
     check_gates(settings.gates, settings.schedule.steps)
     check_distill(settings.distill)
     if settings.distill.weight and not settings.trainer.accumulation:
@@ -159,7 +159,7 @@ def prepare_settings(config: DictConfig) -> PrepareSettings:
     return settings
 
 
-def _check_run(settings: RunSettings) -> None:
+def _check_run(settings: RunSettings, vocabulary_given: bool = False) -> None:
     if min(settings.schedule.batch_size, settings.schedule.segment_length) > 0:
         settings.schedule = in_steps(settings.schedule)
     if settings.seed < 0:
@@ -169,7 +169,7 @@ def _check_run(settings: RunSettings) -> None:
         raise InputError(
             f"name={settings.name}: give the run a name, a folder below runs_folder={settings.runs_folder}"
         )
-    check_data(settings.data)
+    check_data(settings.data, vocabulary_given)
     check_training(settings.optimizer, settings.schedule, settings.eval, settings.trainer)
 
 

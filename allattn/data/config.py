@@ -65,14 +65,18 @@ def data_config_from_dict(values: dict[str, Any]) -> DataConfig:
     return config
 
 
-def check_data(config: DataConfig) -> None:
+def check_data(config: DataConfig, vocabulary_given: bool = False) -> None:
     """Refuse contradictory settings.
+
+    Args:
+        config: of a text.
+        vocabulary_given: a model brings its own, whatever data.tokenizer is by default.
 
     Raises:
         InputError: names the settings that do not fit.
     """
     _check_files(config)
-    _check_tokenizer(config)
+    _check_tokenizer(config, vocabulary_given)
 
 
 def _check_files(config: DataConfig) -> None:
@@ -93,10 +97,10 @@ def _check_files(config: DataConfig) -> None:
         )
 
 
-def _check_tokenizer(config: DataConfig) -> None:
+def _check_tokenizer(config: DataConfig, vocabulary_given: bool) -> None:
     if not config.tokenizer:
         raise InputError("data.tokenizer is empty: give word, bpe, or the path of a tokenizer.json")
-    if config.tokenizer == "word" and config.source in RAW_SOURCES:
+    if config.tokenizer == "word" and config.source in RAW_SOURCES and not vocabulary_given:
         word_level = config.source.value.removesuffix("_raw")
         raise InputError(
             f"data.tokenizer=word does not fit data.source={config.source.value}, which has no <unk>: "

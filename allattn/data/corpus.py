@@ -31,8 +31,10 @@ from allattn.data.fingerprint import Fingerprint
 from allattn.data.sources import TextSource, open_source
 from allattn.data.vocabulary import (
     Encoded,
+    Ids,
     count_words,
     encode_subwords,
+    encode_text,
     encode_words,
     is_word_level,
     load_tokenizer,
@@ -55,7 +57,7 @@ PUBLISHED = {
 }
 
 
-def prepare(config: DataConfig, progress: bool = True) -> Corpus:
+def prepare(config: DataConfig, progress: bool = True, own: Tokenizer | None = None) -> Corpus:
     """Open the encoded text of `config`, encoding it first unless that has been done before.
 
     Several processes may call this at once: one encodes, the others wait. A folder under data.cache_folder is
@@ -65,17 +67,19 @@ def prepare(config: DataConfig, progress: bool = True) -> Corpus:
     Args:
         config: checked here.
         progress: show a bar on standard error while counting and encoding.
+        own: the tokenizer of a pretrained model, in the place of data.tokenizer; it reads text with its line
+            breaks and knows no `<eos>` of ours (see `encode_text`).
 
     Raises:
         InputError: settings contradict each other, the text is missing or not usable, its counts are not the
             published ones, or the cache folder is none, cannot be written or cannot be locked.
     """
-    check_data(config)
+    check_data(config, vocabulary_given=own is not None)
     cache = user_path("data.cache_folder", config.cache_folder)
     source = open_source(config)
-    given = _given_tokenizer(config)
+    given = own or _given_tokenizer(config)
     try:
-        key = source.key(cache)
+        key = _key(source, cache, own)
         folder = _folder(cache, config, key, given)
         corpus = open_folder(folder)
         if corpus is not None:
@@ -86,7 +90,7 @@ def prepare(config: DataConfig, progress: bool = True) -> Corpus:
             corpus = open_folder(folder)  # another process may have been faster
             if corpus is None:
                 _discard(folder)
-                _build(config, source, key, given, folder, progress)
+                _build(config, source, key, own, given, folder, progress)
                 corpus = open_folder(folder)
         finally:
             lock.release()
@@ -136,12 +140,18 @@ def _discard(folder: Path) -> None:
 
 
 def _build(
-    config: DataConfig, source: TextSource, key: str, given: Tokenizer | None, folder: Path, progress: bool
+    config: DataConfig,
+    source: TextSource,
+    key: str,
+    own: Tokenizer | None,
+    given: Tokenizer | None,
+    folder: Path,
+    progress: bool,
 ) -> None:
     """Encode all splits into `folder`, which appears at once and whole."""
     with new_folder(folder) as partial:
         tokenizer = given or _make_tokenizer(config, source, progress)
-        encode = _encoder(tokenizer)
+        encode = _encoder(tokenizer, encode_subwords if own is None else encode_text)
         fingerprint = Fingerprint()
         counts = {}
         for split in SPLITS:
@@ -149,7 +159,7 @@ def _build(
             chunks = _watched(source, split, f"encoding {split}", progress)
             counts[split] = _encode_split(chunks, encode, fingerprint, partial, split)
         _check_published(config, counts, tokenizer.get_vocab_size())
-        if source.key(folder.parent) != key:
+        if _key(source, folder.parent, own) != key:
             raise InputError(
                 f"data.source={config.source.value}: the text changed while it was read; start again"
             )
@@ -166,8 +176,15 @@ def _make_tokenizer(config: DataConfig, source: TextSource, progress: bool) -> T
     return train_bpe(chunks, config.vocabulary_size)
 
 
-def _encoder(tokenizer: Tokenizer) -> Callable[[bytes], tuple[Encoded, int]]:
-    """A function from whole lines to their ids and their number of words."""
+def _key(source: TextSource, cache: Path, own: Tokenizer | None) -> str:
+    """What identifies the text and how its line breaks are read."""
+    return source.key(cache) + ("" if own is None else " with its line breaks")
+
+
+def _encoder(
+    tokenizer: Tokenizer, encode: Callable[[bytes, Tokenizer], Ids]
+) -> Callable[[bytes], tuple[Encoded, int]]:
+    """A function from whole lines to their ids and their number of words; `encode` is for subwords."""
     if is_word_level(tokenizer):
         table = word_table(tokenizer)
 
@@ -179,7 +196,7 @@ def _encoder(tokenizer: Tokenizer) -> Callable[[bytes], tuple[Encoded, int]]:
     unknown = unknown_id(tokenizer)
 
     def by_subwords(lines: bytes) -> tuple[Encoded, int]:
-        ids = encode_subwords(lines, tokenizer)
+        ids = encode(lines, tokenizer)
         unseen = np.flatnonzero(ids == unknown) if unknown is not None else np.empty(0, np.int64)
         return Encoded(ids, unseen), number_of_words(lines)
 

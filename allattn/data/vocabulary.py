@@ -150,6 +150,20 @@ def encode_subwords(chunk: bytes, tokenizer: Tokenizer) -> Ids:
     return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
 
+def encode_text(chunk: bytes, tokenizer: Tokenizer) -> Ids:
+    """Ids (tokens,) int32 of whole lines with their line breaks, as the tokenizers of others read text.
+
+    It is cut at line ends into pieces of about `PIECE` characters; no special token is added.
+    """
+    pieces = [""]
+    for line in chunk.decode().split("\n")[:-1]:  # no other character ends a line
+        if len(pieces[-1]) >= PIECE:
+            pieces.append("")
+        pieces[-1] += f"{line}\n"
+    encoded = tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+    return np.concatenate([np.array(piece.ids, np.int32) for piece in encoded])
+
+
 def splits_at_spaces(tokenizer: Tokenizer) -> bool:
     """Whether a line may be cut before a space that follows a letter or digit, and has the same ids.
 
@@ -166,11 +180,15 @@ def splits_at_spaces(tokenizer: Tokenizer) -> bool:
     )
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path, needs_eos: bool = True) -> Tokenizer:
     """Read a tokenizer.json; its truncation and padding are switched off.
 
+    Args:
+        path: of the file.
+        needs_eos: `<eos>` ends the lines of its text.
+
     Raises:
-        InputError: the file is missing, is no tokenizer, or has no `<eos>`.
+        InputError: the file is missing, is no tokenizer, or has no `<eos>` where it needs one.
     """
     if not path.is_file():
         raise InputError(f"{path}: there is no such file")
@@ -178,7 +196,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise InputError(f"{path}: is not a tokenizer.json ({first_line(error)})") from error
-    if tokenizer.token_to_id(EOS) is None:
+    if needs_eos and tokenizer.token_to_id(EOS) is None:
         raise InputError(f"{path}: has no {EOS} token, which ends every line; add it to the file")
     tokenizer.no_truncation()
     tokenizer.no_padding()

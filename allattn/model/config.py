@@ -55,10 +55,18 @@ class ModelConfig:
         return "All-attention" if self.persistent_vectors else ATTENTION_ALONE
 
     @property
+    def eos_ends_lines(self) -> bool:
+        """As all texts of ours."""
+        return True
+
+    @property
     def band_ends(self) -> list[int]:
         """Upper ends of the vocabulary's frequency bands; the last one is V."""
         assert self.vocabulary_size is not None
         return [*self.cutoffs, self.vocabulary_size]
+
+    def cache_bytes_per_token(self, element: int) -> None:
+        """The memory holds inputs of the layers, of as many positions at any length of the text."""
 
     def kept(self, layer: int) -> list[int]:
         """Original indices of the heads that `layer` has."""
@@ -84,6 +92,10 @@ class ModelConfig:
         """What removing one head removes: its q, k, v, r, o blocks, u, v, PK and PV (no feed-forward)."""
         c = self.head_width
         return 5 * self.width * c + 2 * c + 2 * self.persistent_vectors * c
+
+    def unit_costs(self, group: bool) -> dict[str, int]:
+        """`parameters` of a head, whose keys and values are its own."""
+        return {"parameters": self.parameters_per_head}
 
     def layer_multiply_adds(self, layer: int) -> int:
         """Multiply-adds of one layer per token in evaluation with a full memory, keys and values cached.

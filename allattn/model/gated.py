@@ -65,6 +65,10 @@ class Sizes(Protocol):
         """L * H."""
 
     @property
+    def eos_ends_lines(self) -> bool:
+        """Whether `<eos>` takes the place of line breaks in its text; else its tokenizer reads those."""
+
+    @property
     def band_ends(self) -> list[int]:
         """Upper ends of the vocabulary's frequency bands; the last one is V."""
 
@@ -80,11 +84,20 @@ class Sizes(Protocol):
     def vocabulary_size(self) -> int | None:
         """V."""
 
+    def unit_costs(self, group: bool) -> dict[str, int]:
+        """`parameters` of a head, or of a group of heads with their keys and values.
+
+        Where a cache of keys and values grows with the text also `cache_bytes_per_token`, in float32.
+        """
+
     def layer_multiply_adds(self, layer: int) -> int:
         """Multiply-adds of one layer per token in evaluation, keys and values cached."""
 
     def training_multiply_adds(self, segment_length: int) -> float:
         """Multiply-adds of training per token of segments of T, twice as many backward as forward."""
+
+    def cache_bytes_per_token(self, element: int) -> int | None:
+        """Bytes of one token's keys and values, `element` bytes a number; None: other things are kept."""
 
     def kept(self, layer: int) -> list[int]:
         """Original indices of the heads that `layer` has."""
@@ -142,6 +155,11 @@ class GatedLM(nn.Module, ABC):
     @abstractmethod
     def head_parts(self) -> dict[str, HeadPart]:
         """By name, the parameters that a removal of heads cuts."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> set[str]:
+        """Names of the output projections of attention, and of all that has one axis: norms and biases."""
 
     @property
     @abstractmethod

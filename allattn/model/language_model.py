@@ -62,6 +62,11 @@ class AllAttentionLM(GatedLM):
         return parts
 
     @property
+    def outputs(self) -> set[str]:
+        """Names of the output projections of attention, and of all that has one axis: norms and biases."""
+        return {name for name, p in self.named_parameters() if p.ndim == 1 or name.endswith(".output.weight")}
+
+    @property
     def core_name(self) -> str:
         """The attention core that the model computes with where it is now."""
         names = {core: name for name, core in CORES.items()}

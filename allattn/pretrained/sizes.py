@@ -66,6 +66,11 @@ class PretrainedSizes:
         return False
 
     @property
+    def eos_ends_lines(self) -> bool:
+        """The tokenizer is the model's own."""
+        return False
+
+    @property
     def band_ends(self) -> list[int]:
         """A plain softmax."""
         return [self.vocabulary_size]
@@ -115,10 +120,14 @@ class PretrainedSizes:
         shared = self.heads_per_group > 1
         return (2 if shared else 4) * self.width * self.head_width
 
-    @property
-    def parameters_per_group(self) -> int:
-        """Of a key/value head with its query heads."""
-        return 2 * (self.heads_per_group + 1) * self.width * self.head_width
+    def unit_costs(self, group: bool) -> dict[str, int]:
+        """`parameters` and `cache_bytes_per_token` (float32) of a head, or of a group of heads."""
+        with_keys = group or self.heads_per_group == 1
+        heads = self.heads_per_group if group else 1
+        return {
+            "parameters": 2 * (heads + with_keys) * self.width * self.head_width,
+            "cache_bytes_per_token": 8 * self.head_width if with_keys else 0,
+        }
 
     def cache_bytes_per_token(self, element: int) -> int:
         """Bytes of the keys and values of one token in all layers, `element` bytes a number."""

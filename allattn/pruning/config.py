@@ -24,10 +24,32 @@ class Selection(Enum):
 
 
 class Scope(Enum):
-    """Among which heads the others than l0 choose."""
+    """Among which heads those that stay are chosen."""
 
     all_layers = "all_layers"
     each_layer = "each_layer"  # the same number in every layer, as nearly as it divides
+
+
+class Unit(Enum):
+    """What one gate opens and closes."""
+
+    head = "head"  # a query head; keys and values go where no other head needs them
+    kv_group = "kv_group"  # a key/value head with all query heads that share it
+
+
+class Trained(Enum):
+    """Which weights a phase trains, beside the gates where it has some."""
+
+    all = "all"
+    outputs = "outputs"  # output projections of attention, norms and biases
+    gates = "gates"  # no weights, the gates alone
+
+
+class Removal(Enum):
+    """What becomes of the closed heads."""
+
+    cut = "cut"  # out of weights and moments
+    masked = "masked"  # multiplied by 0 from then on; for pretrained models whose heads cannot be cut
 
 
 @dataclass
@@ -51,6 +73,10 @@ class GatesConfig:
     selection: Selection = Selection.l0
     scope: Scope = Scope.all_layers
     selection_steps: int | None = None  # optimizer steps of the others than l0; None = schedule.steps
+    unit: Unit = Unit.head
+    train: Trained = Trained.all  # weights trained beside the gates, before the freeze
+    train_after: Trained = Trained.all  # weights trained after the removal
+    removal: Removal = Removal.cut
     iterations: int = 4  # removals of the iterative selection, at equal distances from the first step on
 
 
@@ -119,8 +145,16 @@ def check_gates(config: GatesConfig, steps: int) -> None:
         raise InputError(
             f"gates.selection={config.selection.value} needs gates.target_sparsity, the share of heads to go"
         )
-    if config.scope is not Scope.all_layers and learned:
-        raise InputError(f"gates.scope={config.scope.value} has no effect with gates.selection=l0")
+    if config.scope is not Scope.all_layers and learned and target is None:
+        raise InputError(
+            f"gates.scope={config.scope.value} with gates.selection=l0 needs gates.target_sparsity, the "
+            "share of heads to go"
+        )
+    if config.train_after is Trained.gates and (steps > config.freeze_step or not learned):
+        raise InputError(
+            "gates.train_after=gates: there are none after the removal; take all or outputs, or end the run "
+            f"at gates.freeze_step={config.freeze_step} with schedule.steps"
+        )
     if target is not None and config.lambda_max == 0 and learned:
         raise InputError("gates.target_sparsity needs gates.lambda_max above 0: it scales the controller")
     for name in ("selection_steps", "iterations"):

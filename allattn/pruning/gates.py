@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from allattn.devices import to_device
-from allattn.pruning.config import GatesConfig, Penalty
+from allattn.pruning.config import GatesConfig, Penalty, Scope
 
 
 def sample_gates(pi: Tensor, u: Tensor, config: GatesConfig) -> Tensor:
@@ -36,14 +36,37 @@ def soft_sample(pi: Tensor, u: Tensor, config: GatesConfig) -> Tensor:
     return (concrete * (config.zeta - config.gamma) + config.gamma).clamp(0, 1)
 
 
-def decide_gates(pi: Sequence[Tensor], target_sparsity: float | None) -> list[Tensor]:
-    """The deterministic gates of evaluation and of the freeze, one (h,) vector per layer, without gradient.
+def decide_gates(
+    pi: Sequence[Tensor], target_sparsity: float | None, scope: Scope = Scope.all_layers
+) -> list[Tensor]:
+    """The deterministic gates of evaluation and of the freeze, vectors like those of pi, without gradient.
 
-    1[pi > 0]; under a target, the heads that it keeps are those of the largest pi.
+    1[pi > 0]; under a target, the heads that it keeps are those of the largest pi, of all layers or of each.
     """
     if target_sparsity is None:
         return [(layer.detach() > 0).to(layer.dtype) for layer in pi]
-    return settle_gates(pi, heads_to_keep(target_sparsity, sum(map(len, pi))))
+    keep = heads_to_keep(target_sparsity, sum(map(len, pi)))
+    if scope is Scope.all_layers:
+        return settle_gates(pi, keep)
+    counts = equal_counts(keep, [len(layer) for layer in pi])
+    return [settle_gates([layer], count)[0] for layer, count in zip(pi, counts, strict=True)]
+
+
+def equal_counts(keep: int, present: Sequence[int]) -> list[int]:
+    """`keep` shared out evenly over the layers; what does not divide goes to the first ones."""
+    counts = [0] * len(present)
+    while sum(counts) < min(keep, sum(present)):
+        for layer, most in enumerate(present):
+            if counts[layer] < most and sum(counts) < keep:
+                counts[layer] += 1
+    return counts
+
+
+def by_head(gates: Sequence[Tensor], heads_per_gate: int) -> list[Tensor]:
+    """Gates of every layer (h / n,), repeated for the n heads that share each: (h,)."""
+    if heads_per_gate == 1:
+        return list(gates)
+    return [layer.repeat_interleave(heads_per_gate) for layer in gates]
 
 
 def heads_to_keep(target_sparsity: float, heads: int) -> int:
@@ -81,15 +104,23 @@ def settle_gates(pi: Sequence[Tensor], keep: int) -> list[Tensor]:
 class HeadGates(nn.Module):
     """The gate parameters of a model, one vector pi per layer; float32 whatever the precision.
 
+    Sampled and decided gates are given by head, also where several heads share a gate.
+
     Args:
         config: the gates' settings.
         heads: number of heads present per layer.
         original_heads: H, the head count of a layer before any removal.
         constant_scales: the layers' own s_g, used where output scaling is off (1.0 in a dense model).
+        heads_per_gate: heads in a row that share a gate.
     """
 
     def __init__(
-        self, config: GatesConfig, heads: Sequence[int], original_heads: int, constant_scales: Sequence[float]
+        self,
+        config: GatesConfig,
+        heads: Sequence[int],
+        original_heads: int,
+        constant_scales: Sequence[float],
+        heads_per_gate: int = 1,
     ) -> None:
         super().__init__()
         self.config = config
@@ -97,7 +128,9 @@ class HeadGates(nn.Module):
         self.constant_scales = list(constant_scales)
         self.lagrange: Tensor  # integral of a controlled lambda; always there, so checkpoints are alike
         self.register_buffer("lagrange", torch.zeros(()))
-        self.pi = nn.ParameterList(torch.full((count,), float(config.initial_pi)) for count in heads)
+        self.heads_per_gate = heads_per_gate
+        initial = float(config.initial_pi)
+        self.pi = nn.ParameterList(torch.full((count // heads_per_gate,), initial) for count in heads)
 
     def sample(self, noise: torch.Generator) -> list[Tensor]:
         """One draw per layer and head, hard gates with a straight-through gradient.
@@ -108,11 +141,13 @@ class HeadGates(nn.Module):
         float32, pi = torch.finfo(torch.float32), self.pi[0]
         u = to_device(u.clamp(float32.tiny, 1 - float32.eps).to(pi.dtype), pi.device)  # of all layers
         by_layer = u.split([len(pi) for pi in self.pi])
-        return [sample_gates(pi, u, self.config) for pi, u in zip(self.pi, by_layer, strict=True)]
+        gates = [sample_gates(pi, u, self.config) for pi, u in zip(self.pi, by_layer, strict=True)]
+        return by_head(gates, self.heads_per_gate)
 
     def decide(self) -> list[Tensor]:
         """`decide_gates` of these gates."""
-        return decide_gates(list(self.pi), self.config.target_sparsity)
+        gates = decide_gates(list(self.pi), self.config.target_sparsity, self.config.scope)
+        return by_head(gates, self.heads_per_gate)
 
     def scales(self, gates: Sequence[Tensor]) -> list[Tensor]:
         """s_g of every layer."""

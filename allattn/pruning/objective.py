@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from allattn.errors import InputError
 from allattn.model.gated import Sizes
-from allattn.pruning.config import GatesConfig
-from allattn.pruning.gates import HeadGates
+from allattn.pruning.config import GatesConfig, Unit
+from allattn.pruning.gates import HeadGates, by_head
 from allattn.pruning.phase import Phase
 from allattn.randomness import generator
 
@@ -106,7 +107,7 @@ class ScheduledGates(HeadGates):
 
     def __init__(self, config: GatesConfig, model: Sizes, seed: int) -> None:
         scales = [model.scale(layer) for layer in range(model.layers)]
-        super().__init__(config, model.heads_present, model.heads, scales)
+        super().__init__(config, model.heads_present, model.heads, scales, heads_per_gate(config, model))
         self.model = model
         self.seed = seed
         self.learning_rate_ratio = config.learning_rate_ratio
@@ -151,7 +152,8 @@ class ScheduledGates(HeadGates):
         """pi by layer and original head index, and `valid_heads`, those that the scoring used."""
         row: dict[str, Any] = {}
         used = []
-        for layer, (pi, gate) in enumerate(zip(self.pi, self.decide(), strict=True)):
+        pi_by_head = by_head(list(self.pi), self.heads_per_gate)
+        for layer, (pi, gate) in enumerate(zip(pi_by_head, self.decide(), strict=True)):
             heads = self.model.kept(layer)
             opened = [str(head) for head, value in zip(heads, gate.tolist(), strict=True) if value]
             used.append(" ".join(opened) or "none")
@@ -162,10 +164,12 @@ class ScheduledGates(HeadGates):
         return {"valid_heads": " | ".join(used)} | row
 
     def record(self) -> dict[str, Any]:
-        """The two settings that decide beside pi."""
+        """The settings that decide beside pi."""
         return {
             "output_scaling": self.config.output_scaling,
             "target_sparsity": self.config.target_sparsity,
+            "heads_per_gate": self.heads_per_gate,
+            "scope": self.config.scope.value,
         }
 
 
@@ -197,6 +201,30 @@ def learned_gates(config: GatesConfig, model: Sizes, seed: int) -> ScheduledGate
     """The objective of the gate phase that the settings ask for."""
     kind = ScheduledGates if config.target_sparsity is None else TargetGates
     return kind(config, model, seed)
+
+
+def heads_per_gate(config: GatesConfig, model: Sizes) -> int:
+    """How many heads of this model a gate opens and closes.
+
+    Raises:
+        InputError: groups share a gate, but some have lost heads.
+    """
+    if config.unit is Unit.head:
+        return 1
+    share = model.heads_per_group
+    for layer in range(model.layers):
+        kept = model.kept(layer)
+        whole = [head // share * share + i for head in kept[::share] for i in range(share)]
+        if kept != whole:
+            raise InputError(
+                f"gates.unit=kv_group: layer {layer} has lost some heads of a group: take gates.unit=head"
+            )
+    return share
+
+
+def unit_record(config: GatesConfig, model: Sizes) -> dict[str, Any]:
+    """What a gate opens and closes, and what closing it saves of parameters and, in float32, of a cache."""
+    return {"name": config.unit.value, **model.unit_costs(config.unit is Unit.kv_group)}
 
 
 def lambda_at(config: GatesConfig, step: int) -> float:

@@ -10,16 +10,19 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from allattn.devices import to_device
+from allattn.families import all_attention
+from allattn.model.gated import GatedLM
 from allattn.model.language_model import AllAttentionLM
 from allattn.model.words import words_of
 from allattn.pruning.config import GatesConfig, Scope, Selection
-from allattn.pruning.gates import heads_to_keep
+from allattn.pruning.gates import by_head, equal_counts, heads_to_keep
+from allattn.pruning.objective import heads_per_gate
 
 Batches = Iterable[tuple[Tensor, Tensor]]  # consecutive (inputs, targets) segments, (B, T) int64 each
 
 
 def select_heads(
-    model: AllAttentionLM, batches: Batches, config: GatesConfig, keep: int, noise: torch.Generator
+    model: GatedLM, batches: Batches, config: GatesConfig, keep: int, noise: torch.Generator
 ) -> list[Tensor]:
     """0/1 gates, one (h,) vector per layer: the heads to keep by `config.selection`.
 
@@ -33,11 +36,14 @@ def select_heads(
     if config.selection is Selection.random:
         scores = random_scores(model.config.heads_present, noise)
     elif config.selection is Selection.magnitude:
-        scores = magnitude_scores(model, batches)
+        scores = magnitude_scores(all_attention(model, "gates.selection=magnitude"), batches)
     else:
         assert config.selection in (Selection.gradient, Selection.iterative)
         scores = gradient_scores(model, batches)
-    return keep_highest(scores, keep, config.scope)
+    share = heads_per_gate(config, model.config)
+    if share > 1:  # a group counts by the sum of its heads
+        scores = [layer.unflatten(0, (-1, share)).sum(1) for layer in scores]
+    return by_head(keep_highest(scores, keep // share, config.scope), share)
 
 
 def heads_after(target_sparsity: float, heads: int, removal: int, removals: int) -> int:
@@ -62,7 +68,7 @@ def magnitude_scores(model: AllAttentionLM, batches: Batches) -> list[Tensor]:
         batches: the text, memory carried from one to the next; tokens whose target is negative do not count.
     """
     c, layers = model.config.head_width, model.stack
-    device = model.positions.table.device
+    device = model.device
     sums = [torch.zeros(len(layer.heads_kept), dtype=torch.float64, device=device) for layer in layers]
     scored = torch.empty(0)  # places among the B * T tokens of the batch that is being read
     tokens = 0
@@ -97,22 +103,22 @@ def magnitude_scores(model: AllAttentionLM, batches: Batches) -> list[Tensor]:
     return scores
 
 
-def gradient_scores(model: AllAttentionLM, batches: Batches) -> list[Tensor]:
+def gradient_scores(model: GatedLM, batches: Batches) -> list[Tensor]:
     """Sum over the segments of |dL / d gate| at open gates, each layer's scores scaled to unit norm.
 
     Michel, Levy, Neubig, *Are Sixteen Heads Really Better than One?* (2019). L is a segment's summed loss, so
     a segment counts by its tokens. Arguments as of `magnitude_scores`.
     """
-    layers = model.stack
-    sums = [layer.output.weight.new_zeros(len(layer.heads_kept)) for layer in layers]
+    scales = [model.config.scale(layer) for layer in range(model.config.layers)]
+    sums = [torch.zeros(h, dtype=model.dtype, device=model.device) for h in model.config.heads_present]
     training = model.training
     model.eval()
     memory = None
     for inputs, targets in batches:
         memory = model.empty_memory(len(inputs)) if memory is None else memory
         gates = [
-            total.new_full((len(total),), layer.scale).requires_grad_()
-            for total, layer in zip(sums, layers, strict=True)
+            total.new_full((len(total),), scale).requires_grad_()
+            for total, scale in zip(sums, scales, strict=True)
         ]
         words = words_of(inputs, targets, model)
         nats, memory = model(words.inputs, words.targets, memory, gates, counts=words.counts)
@@ -136,11 +142,7 @@ def keep_highest(scores: Sequence[Tensor], keep: int, scope: Scope) -> list[Tens
         gates = torch.zeros_like(flat)
         gates[torch.sort(flat, descending=True, stable=True).indices[:keep]] = 1
         return list(gates.split([len(layer) for layer in scores]))
-    counts = [0] * len(scores)
-    while sum(counts) < keep:
-        for layer, layer_scores in enumerate(scores):
-            if counts[layer] < len(layer_scores) and sum(counts) < keep:
-                counts[layer] += 1
+    counts = equal_counts(keep, [len(layer) for layer in scores])
     return [
         keep_highest([layer], count, Scope.all_layers)[0] for layer, count in zip(scores, counts, strict=True)
     ]

@@ -18,6 +18,7 @@ from allattn.errors import InputError
 from allattn.families import filled, sizes_only
 from allattn.model.gated import GatedLM, HeadPart, Sizes
 from allattn.model.language_model import AllAttentionLM
+from allattn.pruning.config import Trained
 from allattn.pruning.gates import output_scale
 
 LM = TypeVar("LM", bound=GatedLM)
@@ -107,6 +108,13 @@ def cut_model(model: LM, plan: RemovalPlan) -> LM:
     """A new, smaller model with the weights that stay; `model` is left as it was."""
     state = {name: cut_tensor(name, tensor, plan) for name, tensor in model.state_dict().items()}
     return _filled(plan.after, state, model)
+
+
+def train_only(model: GatedLM, which: Trained) -> None:
+    """Let training change these weights alone; those without effect stay untrained."""
+    names = {Trained.all: model.trained, Trained.outputs: model.trained & model.outputs, Trained.gates: set()}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in names[which])
 
 
 def absorb_scale(model: AllAttentionLM) -> AllAttentionLM:

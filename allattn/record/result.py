@@ -34,6 +34,7 @@ def corpus_record(corpus: Corpus) -> dict[str, Any]:
 def model_record(model: GatedLM, scores: dict[str, Score], evaluation: EvaluationConfig) -> dict[str, Any]:
     """Parameters, heads, multiply-adds and scores of one model, and how it was scored."""
     config, counts = model.config, count_parameters(model)
+    cache = config.cache_bytes_per_token(model.dtype.itemsize)
     return {
         "family": config.family,
         "parameters": {
@@ -47,6 +48,7 @@ def model_record(model: GatedLM, scores: dict[str, Score], evaluation: Evaluatio
         "heads_total": config.heads_total,
         "sparsity": sparsity(config),
         "multiply_adds_per_token_layers": multiply_adds(config),
+        **({} if cache is None else {"cache_bytes_per_token": cache}),
         "evaluation": evaluation_record(model, evaluation),
         **{split: score_record(score) for split, score in scores.items()},
     }
@@ -65,7 +67,7 @@ def evaluation_record(model: GatedLM, settings: EvaluationConfig) -> dict[str, A
         "mode": settings.mode.value,
         "memory_length": settings.memory_length or model.config.memory_length,
         **{name: getattr(settings, name) for name in spans},
-        "eos_is_a_word": True,
+        "eos_is_a_word": model.config.eos_ends_lines,
         "precision": str(model.dtype).removeprefix("torch."),
         "device": device_name(model.device),
         "core": model.core_name,

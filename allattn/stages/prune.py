@@ -10,25 +10,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from allattn.errors import InputError
-from allattn.families import all_attention, sizes_from_dict
+from allattn.families import for_removal, sizes_from_dict
 from allattn.files import file_hash
 from allattn.model.cores.choose import CORES
 from allattn.model.gated import GatedLM, Sizes
-from allattn.pruning.config import Selection, removal_steps
-from allattn.pruning.objective import FrozenGates, learned_gates
+from allattn.pretrained.opening import open_pretrained
+from allattn.pruning.config import Removal, Selection, removal_steps
+from allattn.pruning.objective import FrozenGates, learned_gates, unit_record
 from allattn.pruning.phase import Phase
 from allattn.pruning.selection import heads_after, select_heads
-from allattn.pruning.surgery import RemovalPlan, plan_removal
+from allattn.pruning.surgery import RemovalPlan, plan_removal, train_only
 from allattn.randomness import generator
 from allattn.settings import PruneSettings
 from allattn.stages.run import Run, open_run
 from allattn.training.artifacts import local_checkpoint
 from allattn.training.checkpoint_text import corpus_of, text_record
-from allattn.training.checkpoints import has_gates, read_checkpoint, write_checkpoint
+from allattn.training.checkpoints import MODEL_PREFIX, has_gates, read_checkpoint, write_checkpoint
 from allattn.training.config import check_distances
 from allattn.training.cutting import cut_checkpoint, freeze_plan
 from allattn.training.distillation import Teacher
+from allattn.training.hub_models import PREFIX
 from allattn.training.language_task import LanguageTask
 from allattn.training.loading import build_model, checked_tokenizer, load_model
 from allattn.training.loggers import wandb_runs
@@ -48,9 +52,8 @@ def prune(settings: PruneSettings) -> dict[str, Any]:
         InputError: settings, checkpoint, text or run folder cannot be used.
     """
     dense = _read_dense(settings)
-    tokenizer = checked_tokenizer(dense.path, dense.checkpoint)
     with open_run(settings, Phase.gates, Phase.fine_tune) as run:
-        text = partial(corpus_of, settings.data, dense.checkpoint, tokenizer, settings.trainer.progress)
+        text = partial(corpus_of, settings.data, dense.checkpoint, dense.tokenizer, settings.trainer.progress)
         if done := run.finished(lambda: text()[1]):
             dense.must_be_of(run.folder.result, done, run.folder.changed)
             print(result_line(run.folder, done))
@@ -84,6 +87,7 @@ class _Dense:
 
     path: Path
     checkpoint: dict[str, Any]
+    tokenizer: Path | Tokenizer
     hash: str  # of the file
 
     @property
@@ -106,13 +110,25 @@ class _Dense:
 
 
 def _read_dense(settings: PruneSettings) -> _Dense:
-    path = local_checkpoint(settings.checkpoint)
-    checkpoint = read_checkpoint(path)
-    if has_gates(checkpoint):
-        raise InputError(f"{path}: is from the middle of a pruning run; prune starts from a trained model")
     check_precision(settings.trainer)
-    check_distances(sizes_from_dict(checkpoint["allattn"]["model"]), settings.schedule, settings.eval)
-    return _Dense(path, checkpoint, file_hash(path))
+    path = local_checkpoint(settings.checkpoint)
+    masked = settings.gates.removal is Removal.masked
+    if settings.checkpoint.startswith(PREFIX):
+        opened = open_pretrained(path)
+        sizes = for_removal(opened.sizes, masked)
+        state = {f"{MODEL_PREFIX}{name}": tensor for name, tensor in opened.state.items()}
+        meta = {"model": sizes.to_dict(), "phase": Phase.pretrain.value}
+        dense = _Dense(path, {"state_dict": state, "allattn": meta}, opened.tokenizer, opened.hash)
+    else:
+        checkpoint = read_checkpoint(path)
+        if has_gates(checkpoint):
+            raise InputError(
+                f"{path}: is from the middle of a pruning run; prune starts from a trained model"
+            )
+        sizes = for_removal(sizes_from_dict(checkpoint["allattn"]["model"]), masked)
+        dense = _Dense(path, checkpoint, checked_tokenizer(path, checkpoint), file_hash(path))
+    check_distances(sizes, settings.schedule, settings.eval)
+    return dense
 
 
 def _task(run: Run[PruneSettings], dense: _Dense) -> LanguageTask:
@@ -122,6 +138,7 @@ def _task(run: Run[PruneSettings], dense: _Dense) -> LanguageTask:
     objective = (
         learned_gates(settings.gates, model.config, settings.seed) if learns else FrozenGates(model.config)
     )
+    train_only(model, settings.gates.train if learns else settings.gates.train_after)
     teaches = settings.distill.weight > 0 and (settings.distill.gates or not learns)
     return run.task(model, objective, _teacher(run, dense) if teaches else None)
 
@@ -170,8 +187,7 @@ def _selected(run: Run[PruneSettings], uncut: dict[str, Any], heads: int, cut: i
     settings, gates = run.settings, run.settings.gates
     assert gates.target_sparsity is not None
     config = sizes_from_dict(uncut["allattn"]["model"])
-    built = build_model(config, uncut["state_dict"], run.folder.last)
-    model = all_attention(built, f"gates.selection={gates.selection.value}")
+    model = build_model(config, uncut["state_dict"], run.folder.last)
     selected = select_heads(
         model.to(scoring_device(settings.trainer)),
         ((segment.inputs, segment.targets) for segment in run.valid_segments(config)),
@@ -192,6 +208,7 @@ def _conclude(run: Run[PruneSettings], dense: _Dense) -> dict[str, Any]:
         "ablation": settings.ablation,
         "selection": settings.gates.selection.value,
         "scope": settings.gates.scope.value,
+        "unit": unit_record(settings.gates, dense.config),
         "lambda_max": settings.gates.lambda_max,
         "target_sparsity": settings.gates.target_sparsity,
         "dense_hash": dense.hash,

@@ -190,8 +190,13 @@ class Run(Generic[Settings]):
             time.sleep(LOOK_AGAIN_SECONDS)
 
     def valid_segments(self, model: Sizes) -> Iterable[Segment]:
-        """The validation text for a model of these sizes, memory carried, whatever the mode of evaluation."""
-        settings = replace(self.settings.eval, mode=EvaluationMode.memory)
+        """The validation text for a model of these sizes: memory carried, whatever the mode of evaluation.
+
+        In windows for a model without memory.
+        """
+        settings = self.settings.eval
+        if model.memory_length:
+            settings = replace(settings, mode=EvaluationMode.memory)
         return evaluation_stream(model, self.corpus, "valid", settings)
 
     def measure(self, models: dict[str, GatedLM]) -> dict[str, dict[str, Any]]:

@@ -16,6 +16,7 @@ from allattn.errors import InputError, fits_kind
 from allattn.families import sizes_from_dict
 from allattn.files import write_atomically
 from allattn.model.gated import Sizes
+from allattn.pruning.config import Scope
 from allattn.pruning.phase import Phase
 from allattn.training.segment_memory import by_stream, is_memory
 from allattn.training.weights import check_weights, recorded_sizes
@@ -34,7 +35,13 @@ _ENTRIES: dict[str, Any] = {
     "target_sparsity": float | None,
 }
 # Not in those of earlier versions.
-_ADDED: dict[str, Any] = {"segment_length": int, "tokens_seen": int, "teacher_memory": list}
+_ADDED: dict[str, Any] = {
+    "segment_length": int,
+    "tokens_seen": int,
+    "teacher_memory": list,
+    "heads_per_gate": int,
+    "scope": str,
+}
 _RESUMED = ("optimizer_states", "lr_schedulers", "loops", "epoch", "global_step", "pytorch-lightning_version")
 AFTER_GATES: dict[str, Any] = {"pi": list[list[float]], "heads_before": list[list[int]]}
 # How often the run has removed heads, and its steps and tokens at the last time.
@@ -134,11 +141,14 @@ def _check_gates(checkpoint: dict[str, Any], config: Sizes, path: Path) -> None:
     meta = checkpoint["allattn"]
     wrong = False
     if has_gates(checkpoint):
-        state = checkpoint["state_dict"]
+        state, share = checkpoint["state_dict"], meta.get("heads_per_gate", 1)
+        wrong |= share not in (1, config.heads_per_group)
+        wrong |= meta.get("scope", Scope.all_layers.value) not in [scope.value for scope in Scope]
         for layer, present in enumerate(config.heads_present):
             pi = state.get(f"{_GATES}{layer}")
-            wrong |= not isinstance(pi, Tensor) or pi.shape != (present,) or not torch.isfinite(pi).all()
-            if wrong:
+            wrong = wrong or not isinstance(pi, Tensor) or not torch.isfinite(pi).all()
+            if wrong or pi.shape != (present // share,) or present % share:
+                wrong = True
                 break
         wrong |= config.scale_absorbed or meta["output_scaling"] is None
         wrong |= meta["target_sparsity"] is not None and not 0 <= meta["target_sparsity"] < 1
@@ -173,6 +183,6 @@ def has_gates(checkpoint: dict[str, Any]) -> bool:
 
 
 def gate_parameters(checkpoint: dict[str, Any]) -> list[Tensor]:
-    """pi of a gate-phase checkpoint, one (h,) vector per layer."""
+    """pi of a gate-phase checkpoint, one vector per layer with an entry for each of its gates."""
     layers = sizes_from_dict(checkpoint["allattn"]["model"]).layers
     return [checkpoint["state_dict"][f"{_GATES}{layer}"] for layer in range(layers)]

@@ -5,7 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from allattn.families import sizes_from_dict
-from allattn.pruning.gates import decide_gates
+from allattn.pruning.config import Scope
+from allattn.pruning.gates import by_head, decide_gates
 from allattn.pruning.phase import Phase
 from allattn.pruning.surgery import RemovalPlan, cut_tensor, plan_removal
 from allattn.training.checkpoints import MODEL_PREFIX, gate_parameters, has_gates
@@ -15,7 +16,9 @@ from allattn.training.optimizers import select_parameters
 def freeze_plan(checkpoint: dict[str, Any]) -> RemovalPlan:
     """The removal of the heads whose gates a gate-phase checkpoint has closed."""
     meta = checkpoint["allattn"]
-    gates = decide_gates(gate_parameters(checkpoint), meta["target_sparsity"])
+    scope = Scope(meta.get("scope", Scope.all_layers.value))
+    gates = decide_gates(gate_parameters(checkpoint), meta["target_sparsity"], scope)
+    gates = by_head(gates, meta.get("heads_per_gate", 1))
     return plan_removal(sizes_from_dict(meta["model"]), gates, meta["output_scaling"])
 
 
@@ -32,7 +35,8 @@ def cut_checkpoint(checkpoint: dict[str, Any], plan: RemovalPlan) -> dict[str, A
     }
     meta = {**checkpoint["allattn"], "model": plan.after.to_dict(), "phase": Phase.fine_tune.value}
     if has_gates(checkpoint):
-        meta["pi"] = [layer.tolist() for layer in gate_parameters(checkpoint)]
+        pi = by_head(gate_parameters(checkpoint), meta.get("heads_per_gate", 1))
+        meta["pi"] = [layer.tolist() for layer in pi]
         meta["heads_before"] = [plan.before.kept(layer) for layer in range(plan.before.layers)]
     cut = {**checkpoint, "state_dict": state, "allattn": meta}
     if "optimizer_states" in checkpoint:

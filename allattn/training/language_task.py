@@ -18,11 +18,11 @@ from allattn.training.checkpoints import FORMAT_VERSION
 from allattn.training.config import OptimizerConfig, ScheduleConfig
 from allattn.training.distillation import NoTeacher
 from allattn.training.optimizers import (
+    arranged,
     clip_gradients,
     learning_rate_factor,
     make_optimizer,
     parameter_groups,
-    select_parameters,
     set_learning_rates,
 )
 from allattn.training.segment_memory import by_stream, memory_before, of_process
@@ -159,9 +159,9 @@ class LanguageTask(L.LightningModule):
         self.memory = self._own(memory)
         self.teacher.carry_on(self._own(teachers))
         _count_batches(checkpoint["loops"], step * self.accumulation)
-        trained = {name for group in self._parameter_groups() for name, _ in group["params"]}
-        checkpoint["optimizer_states"] = [  # earlier versions trained parameters without elements
-            select_parameters(state, trained) for state in checkpoint["optimizer_states"]
+        groups = self._parameter_groups()
+        checkpoint["optimizer_states"] = [  # the phase before, or an earlier version, trained others
+            arranged(state, groups) for state in checkpoint["optimizer_states"]
         ]
 
     def _own(self, memory: Memory) -> dict[int, Memory]:

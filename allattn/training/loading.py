@@ -51,7 +51,9 @@ def checked_tokenizer(path: Path, checkpoint: dict[str, Any]) -> Path:
     tokenizer = path.parent / TOKENIZER_FILE
     if not tokenizer.is_file():
         raise InputError(f"{tokenizer}: is missing; the vocabulary of {path.name} must lie beside it")
-    if tokenizer_hash(load_tokenizer(tokenizer)) != checkpoint["allattn"]["tokenizer_hash"]:
+    meta = checkpoint["allattn"]
+    needs_eos = "model" not in meta or sizes_from_dict(meta["model"]).eos_ends_lines
+    if tokenizer_hash(load_tokenizer(tokenizer, needs_eos)) != meta["tokenizer_hash"]:
         raise InputError(
             f"{tokenizer}: is not the vocabulary that {path.name} was trained with (another hash); "
             "put the right tokenizer.json beside the checkpoint"

@@ -37,16 +37,17 @@ def parameter_groups(
     Parameters without effect (of a layer with no heads) are left out.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    in_layers = {id(p) for p in model.layers.parameters()}
     groups: list[dict[str, Any]] = [
         {
             "name": "layer_matrices",
-            "params": [(n, p) for n, p in named if p.ndim >= 2 and n.startswith("layers.")],
+            "params": [(n, p) for n, p in named if p.ndim >= 2 and id(p) in in_layers],
             "weight_decay": config.weight_decay,
             "learning_rate_ratio": 1.0,
         },
         {
             "name": "other_matrices",
-            "params": [(n, p) for n, p in named if p.ndim >= 2 and not n.startswith("layers.")],
+            "params": [(n, p) for n, p in named if p.ndim >= 2 and id(p) not in in_layers],
             "weight_decay": config.weight_decay,
             "learning_rate_ratio": 1.0,
         },
@@ -125,6 +126,37 @@ def select_parameters(state: dict[str, Any], names: Container[str]) -> dict[str,
         if here:
             groups.append({**group, "params": numbers, "param_names": [name for _, name in here]})
     return {**state, "state": kept, "param_groups": groups}
+
+
+def arranged(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """An optimizer's state dict in the order of other groups, by the parameters' names.
+
+    Parameters that it does not know begin without moments; those that the groups lack go.
+
+    Args:
+        state: a state dict, with the names of the parameters.
+        groups: from `parameter_groups`.
+    """
+    known = {
+        name: (state["state"].get(number), {**group, "params": [], "param_names": []})
+        for group in state["param_groups"]
+        for number, name in zip(group["params"], group["param_names"], strict=True)
+    }
+    arranged_groups: list[dict[str, Any]] = []
+    kept: dict[int, Any] = {}
+    number = 0
+    for group in groups:
+        names = [name for name, _ in group["params"]]
+        numbers = list(range(number, number + len(names)))
+        number += len(names)
+        options = next((known[name][1] for name in names if name in known), {})
+        arranged_groups.append({**options, "params": numbers, "param_names": names})
+        kept |= {
+            place: known[name][0]
+            for place, name in zip(numbers, names, strict=True)
+            if name in known and known[name][0]
+        }
+    return {**state, "state": kept, "param_groups": arranged_groups}
 
 
 def _keep_options(optimizer: torch.optim.Optimizer) -> None:
