@@ -64,6 +64,7 @@ TAKES_EFFECT = (
     "schedule.warmup_tokens",
     "distill.weight",
     "distill.temperature",
+    "gates.train_after",
     "eval.interval",
     "trainer.precision",
 )
@@ -82,6 +83,7 @@ WITH_GATES = (
     "gates.learning_rate_ratio",
     "gates.target_sparsity",
     "gates.target_gain",
+    "gates.train",
     "distill.gates",
 )
 # What was saved is of them: weights, noise, the gates' beginning, the label; and how the best validation loss
@@ -94,6 +96,8 @@ FIXED = (
     "gates.initial_pi",
     "gates.selection",
     "gates.scope",
+    "gates.unit",
+    "gates.removal",
     "gates.selection_steps",
     "gates.iterations",
     "eval.memory_length",

@@ -23,7 +23,10 @@ from allattn.settings import (
 from allattn.training.config import OptimizerName, ScheduleConfig, Shape, in_steps
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
-EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+EXPERIMENTS = {  # by command
+    command: sorted(path.stem for path in (CONF / "experiment" / command).glob("*.yaml"))
+    for command in ("train", "prune")
+}
 Compose = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -39,11 +42,13 @@ def prune(*overrides: str) -> PruneSettings:
 
 
 def test_there_are_experiments() -> None:
-    assert {"demo", "paper", "small"} <= set(EXPERIMENTS)
+    assert {"demo", "paper", "small"} <= set(EXPERIMENTS["train"]) <= set(EXPERIMENTS["prune"])
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-@pytest.mark.parametrize("stage", [train, prune])
+@pytest.mark.parametrize(
+    ("stage", "experiment"),
+    [(stage, name) for stage in (train, prune) for name in EXPERIMENTS[stage.__name__]],
+)
 def test_every_experiment_composes(stage: Compose, experiment: str) -> None:
     settings = stage(f"experiment={experiment}")
     assert isinstance(settings.optimizer.name, OptimizerName)
