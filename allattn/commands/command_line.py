@@ -16,6 +16,7 @@ COMMANDS = {  # each is the module of its name; it is imported when it is called
     "heads": "the heads that a model keeps and what that saves",
     "export": "a model as a Hugging Face folder",
     "lm-eval": "a model on tasks of lm-evaluation-harness",
+    "study": "which heads of a model do nothing, and what zeroing them costs",
     "compare": "pruning runs in one table, with pictures",
     "memory": "what training takes on a GPU, by calculation",
     "benchmark": "how fast the model is on this machine",

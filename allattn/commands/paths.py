@@ -19,6 +19,7 @@ PATHS = (  # of all commands
     "file",
     "folder",
     "picture",
+    "pruned",
     "runs",
     "runs_folder",
     "tasks",

@@ -7,8 +7,8 @@ from enum import Enum
 from typing import Any
 
 from allattn.head_study.reading import Reading
+from allattn.heads.scores import RANDOM
 
-RANDOM = "random"
 ACCURACIES = ("acc", "acc_norm", "exact_match")  # metrics of tasks that are shares of right answers
 
 
@@ -47,7 +47,7 @@ class Measured:
     @property
     def accuracies(self) -> dict[str, float]:
         """The numbers of `tasks` that are shares of right answers."""
-        return {name: value for name, value in self.tasks.items() if name.split()[-1] in ACCURACIES}
+        return {name: value for name, value in self.tasks.items() if name.split()[1] in ACCURACIES}
 
 
 @dataclass(frozen=True)

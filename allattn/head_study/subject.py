@@ -19,7 +19,7 @@ class Subject:
     model: HeadModel
     calibration: Text
     test: Text
-    run_tasks: Callable[[Visitor | None], Mapping[str, float]]  # "task metric" -> number, through a mask
+    run_tasks: Callable[[Visitor], Mapping[str, float]]  # "task metric" -> number, through a mask
     identity: Mapping[str, Any]  # of weights and tasks: what every measurement depends on
 
     @property

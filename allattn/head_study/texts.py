@@ -23,6 +23,15 @@ class Text:
     length: int  # tokens of a sequence
     fingerprint: str  # of the ids that are read
 
+    @property
+    def said(self) -> str:
+        """What it is, in words."""
+        kind = "with the memory of those before" if self.memory else "each without memory"
+        return (
+            f"{self.tokens:,} tokens scored in sequences of {self.length}, {kind} "
+            f"(SHA-256 {self.fingerprint[:12]})"
+        )
+
     def about(self) -> dict[str, object]:
         """What a measurement on it depends on."""
         return {

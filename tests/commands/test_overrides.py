@@ -21,9 +21,8 @@ from allattn.settings import PruneSettings
 KINDS = setting_kinds(PruneSettings) | {"runs": list[str] | None}
 NO_PATHS = {"ablation", "device", "entity", "group", "heads", "name", "precision", "project", "prompt"}
 NO_PATHS |= {"accelerator", "core", "strategy", "tags", "vary", "wandb"}  # last parts of their names
-NO_PATHS |= {"language", "license"}
-
 NO_PATHS |= {"language", "license"}  # of a model card
+NO_PATHS |= {"score"}
 
 
 def advised(typed: str) -> list[str]:

@@ -96,6 +96,7 @@ def test_every_command_runs_in_an_empty_folder(allattn: Allattn) -> None:
         "generate": allattn("generate", last.format("demo"), "prompt=The", "length=2"),
         "heads": allattn("heads", last.format("demo-pruned"), "picture=heads.png"),
         "export": allattn("export", last.format("demo-pruned"), "folder=exported"),
+        "study": allattn("study", last.format("demo"), "score=ahon_ln", "share=0.25", "random_seeds=1"),
         "compare": allattn("compare"),
         "memory": allattn("memory", "model.layers=2", "accumulation=[96]"),
         "benchmark": allattn("benchmark", *SMALL, "squares=[16]", "repeats=1", "peak_memory=false"),
