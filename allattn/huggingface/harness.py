@@ -12,7 +12,10 @@ from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
 from allattn.data.vocabulary import load_tokenizer
+from allattn.heads.scores import SequenceScoring
+from allattn.heads.watched import Visitor
 from allattn.huggingface import AllAttentionConfig, AllAttentionForCausalLM, AllAttentionTokenizer
+from allattn.huggingface.opening import Foreign
 from allattn.model.language_model import AllAttentionLM
 from allattn.training.exports import special_tokens
 
@@ -46,6 +49,26 @@ def as_harness_model(
         batch_size=batch_size,
         max_length=max_length,
     )
+
+
+def as_foreign_harness_model(opened: Foreign, batch_size: int, max_length: int) -> LM:
+    """A model of others as lm-evaluation-harness takes it; at most as many tokens as it has positions."""
+    positions = getattr(opened.model.config, "max_position_embeddings", None) or max_length
+    return HFLM(
+        pretrained=opened.model.model,
+        tokenizer=opened.tokenizer,
+        backend="causal",
+        batch_size=batch_size,
+        max_length=min(max_length, positions),
+    )
+
+
+def foreign_batch_size(mask: Visitor, batch_size: int) -> int:
+    """Texts at once under a mask: one where it goes by scores of each text.
+
+    The harness pads the shorter texts of a batch and does not say where, and padding must not be scored.
+    """
+    return 1 if isinstance(mask, SequenceScoring) else batch_size
 
 
 if __name__ == "__main__":

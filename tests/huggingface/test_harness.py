@@ -11,12 +11,21 @@ import pytest
 import torch
 import yaml
 from support.command_fixtures import CommandLine
+from support.foreign_folders import word_tokens
+from support.foreign_models import tiny
 
 import allattn
 from allattn.data.vocabulary import load_tokenizer
+from allattn.heads.masks import DynamicMask, HeadMask, StaticMask
+from allattn.heads.watched import Batch
+from allattn.huggingface.foreign import ForeignModel
+from allattn.huggingface.opening import Foreign
 from allattn.training.run_folder import RunFolder
 
 pytest.importorskip("lm_eval", reason='needs the extra: pip install "allattn[lm-eval]"')
+
+from allattn.huggingface.harness import as_foreign_harness_model, foreign_batch_size
+from allattn.huggingface.tasks import numbers_by_task, run_tasks
 
 LINES = ["w1 w2 w3 w4", "w5 w1 w1", "w2 w9 w0 w7 w7 w3"]
 QUESTIONS = [
@@ -145,3 +154,34 @@ def test_what_cannot_be_run_is_one_line(
     assert done.status == 2
     assert message in done.err.strip().splitlines()[-1]
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+def test_accuracy_of_a_masked_model_of_others(dynamic: bool, tasks: dict[str, Path], tmp_path: Path) -> None:
+    """The answer of each question that the model gives under the mask, one question and choice at a time."""
+    tokens = word_tokens(starts=True)
+    foreign = Foreign(tmp_path, ForeignModel(tiny("llama")), tokens)
+    model = foreign.model
+
+    def mask() -> HeadMask:
+        if dynamic:
+            return DynamicMask(model.layers, "ahon_ln", tau=0.9)
+        return StaticMask([torch.tensor([0.0, 1, 0, 1, 1, 0])] * 3)
+
+    watching = mask()
+    lm = as_foreign_harness_model(foreign, foreign_batch_size(watching, 8), 2048)
+    with model.watch(watching):
+        found = numbers_by_task(run_tasks(lm, [str(tasks["choice"])], None, None, 1, 10))
+    right = 0
+    for question in QUESTIONS:
+        scores = []
+        for choice in question["choices"]:  # type: ignore[attr-defined]
+            start = tokens(str(question["question"])).input_ids
+            ids = torch.tensor(start + tokens(choice, add_special_tokens=False).input_ids)
+            # the harness reads all but the last token
+            batch = Batch(ids[None, :-1], ids[None, 1:], torch.ones(1, len(ids) - 1, dtype=torch.bool))
+            with torch.no_grad(), model.watch(mask()):
+                scores.append(-float(model.nats(batch)[0][0, len(start) - 1 :].sum()))
+        right += scores.index(max(scores)) == question["answer"]
+    assert found["local_choice"]["acc"] == right / len(QUESTIONS)
+    assert 0 < watching.share < 1
