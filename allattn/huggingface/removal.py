@@ -53,10 +53,10 @@ def without_heads(model: ForeignModel, gates: Sequence[Tensor], form: Form) -> P
     if form is Form.masked:
         return _masked(model, gates)
     network, (plan, after) = model.model, plan_of(model, gates, form)
-    config = _config(after, form)
+    config = config_of(after, form)
     state = {name: cut_tensor(NETWORK + name, t, plan) for name, t in network.state_dict().items()}
     own: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return _filled(config, state, network, own)
+    return filled(config, state, network, own)
 
 
 def plan_of(model: ForeignModel, gates: Sequence[Tensor], form: Form) -> tuple[RemovalPlan, PretrainedSizes]:
@@ -66,11 +66,7 @@ def plan_of(model: ForeignModel, gates: Sequence[Tensor], form: Form) -> tuple[R
         InputError: as `without_heads`.
     """
     kind = kind_of(model.config)
-    if form is Form.uniform and kind in WHOLE_WIDTH_KINDS:
-        raise InputError(
-            f"form=uniform: a {kind} computes its head width as hidden_size / heads, so it cannot have fewer "
-            "heads in its own class: give form=per_layer or form=masked"
-        )
+    _check_width(kind, form)
     sizes = sizes_of_network(model.config)
     if reason := why_uncut(attentions(model.model, layers_of(model.model))[0], sizes):
         raise InputError(f"{reason}: heads can be zeroed (form=masked), not removed")
@@ -81,10 +77,28 @@ def plan_of(model: ForeignModel, gates: Sequence[Tensor], form: Form) -> tuple[R
         )
     plan = plan_removal(sizes, gates, output_scaling=False)
     assert isinstance(plan.after, PretrainedSizes)
-    _check_groups(plan.after)
-    if form is Form.uniform:
-        _check_uniform(plan.after)
+    check_form(plan.after, form)
     return plan, plan.after
+
+
+def check_form(sizes: PretrainedSizes, form: Form) -> None:
+    """Refuse a form other than masked that these heads cannot have.
+
+    Raises:
+        InputError: says which layer has the wrong number, and what to do.
+    """
+    _check_width(sizes.family, form)
+    _check_groups(sizes)
+    if form is Form.uniform:
+        _check_uniform(sizes)
+
+
+def _check_width(kind: str, form: Form) -> None:
+    if form is Form.uniform and kind in WHOLE_WIDTH_KINDS:
+        raise InputError(
+            f"form=uniform: a {kind} computes its head width as hidden_size / heads, so it cannot have fewer "
+            "heads in its own class: give form=per_layer or form=masked"
+        )
 
 
 def cache_bytes_per_token(model: ForeignModel) -> int:
@@ -115,7 +129,7 @@ def _check_uniform(sizes: PretrainedSizes) -> None:
         raise InputError("form=uniform: no layer would keep a head; give fewer heads to remove")
 
 
-def _config(sizes: PretrainedSizes, form: Form) -> Any:
+def config_of(sizes: PretrainedSizes, form: Form) -> Any:
     """The configuration of what stays.
 
     Raises:
@@ -139,13 +153,13 @@ def _config(sizes: PretrainedSizes, form: Form) -> Any:
 
 def _masked(model: ForeignModel, gates: Sequence[Tensor]) -> PreTrainedModel:
     network = model.model
-    copied = _filled(network.config, network.state_dict(), network, type(network))
+    copied = filled(network.config, network.state_dict(), network, type(network))
     for layer, gate in zip(ForeignModel(copied, model.projection).layers, gates, strict=True):
         layer.close(gate)
     return copied
 
 
-def _filled(
+def filled(
     config: Any, state: Mapping[str, Tensor], like: PreTrainedModel, kind: type[PreTrainedModel]
 ) -> PreTrainedModel:
     """A network of this configuration with these weights, not copied; buffers and mode of `like`."""

@@ -189,6 +189,7 @@ def sizes_only(sizes: PretrainedSizes) -> PretrainedLM:
         raise InputError(f"transformers cannot build the model ({first_line(error)})") from None
     if uneven:
         shrink(attentions(network, layers_of(network)), sizes.dense(), sizes)
+    network.tie_weights()  # what is shared was made twice
     return PretrainedLM(sizes, network)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -49,7 +51,8 @@ def open_pretrained(folder: Path) -> Pretrained:
         sizes = sizes_of(config)
         skeleton = sizes_only(sizes)
         _refuse_too_large(skeleton, folder)
-        network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **source)
+        with _without_bar():
+            network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **source)
         tokenizer = AutoTokenizer.from_pretrained(folder, **source)
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
@@ -66,6 +69,20 @@ def open_pretrained(folder: Path) -> Pretrained:
             f"{folder}: its tokenizer has {own.get_vocab_size()} tokens, its model {sizes.vocabulary_size}"
         )
     return Pretrained(sizes, state, own, sha256("".join(map(file_hash, files)).encode()).hexdigest())
+
+
+@contextmanager
+def _without_bar() -> Iterator[None]:
+    """transformers shows no bar of its own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def sizes_of(config: Any) -> PretrainedSizes:

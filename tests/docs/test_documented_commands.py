@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.processes import ROOT, run
+from support.tiny_networks import saved
 
 from allattn.training.run_folder import RunFolder
 
@@ -110,6 +111,9 @@ def made_small(words: list[str], places: dict[str, str]) -> list[str]:
     ):  # it fixes the warm-up: as short as an experiment has it
         small |= {"experiment": "demo", "gates.freeze_step": "75", "schedule.steps": "76"}
         del small["gates.lambda_warmup_steps"]
+    if stage and given.get("checkpoint", "").startswith("huggingface:"):
+        window = {"eval.context": "8", "eval.stride": "8"}
+        small |= {"checkpoint": "huggingface:{pretrained}", "data.folder": "{text}", **window}
     settings = given | {name: value.format(**places) for name, value in small.items()}
     return [command, *switches, *(f"{name}={value}" for name, value in settings.items())]
 
@@ -122,7 +126,9 @@ def test_a_shown_command_runs(
     command: Shown, text: Path, dense: RunFolder, dense_without_dropout: RunFolder, tmp_path: Path
 ) -> None:
     checkpoints = {"checkpoint": str(dense.last), "other": str(dense_without_dropout.last)}
-    places = {"folder": str(tmp_path), "text": str(text)} | checkpoints
+    places = {"folder": str(tmp_path), "text": str(text), "pretrained": ""} | checkpoints
+    if "huggingface:" in command.text:
+        places["pretrained"] = str(saved("llama", tmp_path / "llama"))
     run(tmp_path / "output", "allattn", *made_small(command.words, places))
 
 
