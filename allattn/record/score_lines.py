@@ -31,7 +31,8 @@ def how_line(how: dict[str, Any]) -> str:
     """How something was scored, from `evaluation_record`."""
     lengths = ", ".join(f"{name.replace('_', ' ')} {how[name]}" for name in _LENGTHS if name in how)
     where = f"{how['precision']}, {how['device']}, {how['core']} core"
-    return f"mode {how['mode']}, {lengths}; <eos> scored as a word; {where}"
+    ends = "<eos> scored as a word; " if how["eos_is_a_word"] else ""
+    return f"mode {how['mode']}, {lengths}; {ends}{where}"
 
 
 def difference_line(found: TextInterval, unit: str) -> str:
