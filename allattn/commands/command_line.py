@@ -15,6 +15,7 @@ COMMANDS = {  # each is the module of its name; it is imported when it is called
     "generate": "text that a model writes on from a prompt",
     "heads": "the heads that a model keeps and what that saves",
     "export": "a model as a Hugging Face folder",
+    "remove": "a causal language model of others without its least active heads",
     "lm-eval": "a model on tasks of lm-evaluation-harness",
     "study": "which heads of a model do nothing, and what zeroing them costs",
     "compare": "pruning runs in one table, with pictures",

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,10 @@ from allattn.errors import InputError, first_line
 from allattn.files import file_hash
 from allattn.huggingface.foreign import ForeignModel
 from allattn.pretrained.opening import free_memory
+from allattn.training.foreign_settings import Dtype
 from allattn.training.hub_models import gguf_file
 
 _NO_CODE = {"trust_remote_code": False}
-
-
-class Dtype(Enum):
-    """Of the weights in memory."""
-
-    auto = "auto"  # as they are stored; float32 of a .gguf file
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
 
 
 @dataclass(frozen=True)

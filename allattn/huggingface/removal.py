@@ -8,7 +8,6 @@ equally many query heads, so whole groups go, or as many heads of every group.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import Any
 
 import torch
@@ -29,14 +28,7 @@ from allattn.pretrained.architecture import attentions, why_uncut
 from allattn.pretrained.language_model import NETWORK, layers_of
 from allattn.pretrained.sizes import PretrainedSizes
 from allattn.pruning.surgery import RemovalPlan, cut_tensor, plan_removal
-
-
-class Form(Enum):
-    """What a model without some of its heads is written as."""
-
-    uniform = "uniform"  # as many heads in every layer: a smaller model of the same class, loads anywhere
-    per_layer = "per_layer"  # each layer its own number: loads once allattn.huggingface is imported
-    masked = "masked"  # dense shapes, the heads' blocks of WO are 0: loads anywhere, saves nothing
+from allattn.training.foreign_settings import Form
 
 
 def without_heads(model: ForeignModel, gates: Sequence[Tensor], form: Form) -> PreTrainedModel:

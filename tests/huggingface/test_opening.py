@@ -13,8 +13,9 @@ from support.foreign_models import padded, row, tiny
 from allattn.errors import InputError
 from allattn.huggingface import opening
 from allattn.huggingface.foreign import ForeignModel
-from allattn.huggingface.opening import Dtype, Foreign, open_foreign
+from allattn.huggingface.opening import Foreign, open_foreign
 from allattn.training.artifacts import local_checkpoint
+from allattn.training.foreign_settings import Dtype
 from allattn.training.hub_models import is_foreign
 
 CPU = torch.device("cpu")

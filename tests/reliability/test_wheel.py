@@ -101,7 +101,7 @@ def test_every_command_runs_in_an_empty_folder(allattn: Allattn) -> None:
         "memory": allattn("memory", "model.layers=2", "accumulation=[96]"),
         "benchmark": allattn("benchmark", *SMALL, "squares=[16]", "repeats=1", "peak_memory=false"),
     }
-    of_extras = {"lm-eval"}  # see tests/huggingface/test_harness.py
+    of_extras = {"lm-eval", "remove"}  # see tests/huggingface and tests/commands/test_remove_command.py
     assert printed.keys() == COMMANDS.keys() - of_extras
     for name, output in printed.items():
         assert output.strip(), name

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .foreign_models import WORDS
 
@@ -22,7 +22,12 @@ def word_tokens(starts: bool = False) -> PreTrainedTokenizerFast:
 
 
 def saved(model: PreTrainedModel, folder: Path) -> Path:
+    """The folder of a model with the tokenizer of `word_tokens`."""
+    return saved_with(model, word_tokens(), folder)
+
+
+def saved_with(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
     """The folder of a model with a tokenizer."""
     model.save_pretrained(folder)
-    word_tokens().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
