@@ -31,7 +31,7 @@ def how_line(how: dict[str, Any]) -> str:
     """How something was scored, from `evaluation_record`."""
     lengths = ", ".join(f"{name.replace('_', ' ')} {how[name]}" for name in _LENGTHS if name in how)
     where = f"{how['precision']}, {how['device']}, {how['core']} core"
-    ends = "<eos> scored as a word; " if how["eos_is_a_word"] else ""
+    ends = "<eos> scored as a word; " if how.get("eos_is_a_word", True) else ""
     return f"mode {how['mode']}, {lengths}; {ends}{where}"
 
 
