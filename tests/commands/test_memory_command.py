@@ -19,7 +19,8 @@ def test_bytes_and_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     one, four = (
         training_bytes(SMALL, rows, 16, "plain", "bf16-mixed", OptimizerName.lamb) for rows in (8, 2)
     )
-    assert found["plain"] == {1: one, 4: pytest.approx(four, rel=0.02)}
+    of_whole_rows = 0.05  # a table of positions and a band's few words do not grow evenly with the rows
+    assert found["plain"] == {1: one, 4: pytest.approx(four, rel=of_whole_rows)}
     out = capsys.readouterr().out
     assert out.count("(80)") == 4, "one GiB is CUDA's own"
 

@@ -115,7 +115,7 @@ def test_every_failed_job_is_reported_and_the_others_run(command_line: CommandLi
         finished.append(settings.seed)
 
     done = command_line("prune", "-m", "seed=1,2,3,4,5,6", "checkpoint=a", do=job)
-    assert done.status == 2
+    assert done.status == 1, "one of them is a fault of the program"
     assert finished == [1, 6]
     for words in ("error: two\n", "error: three\n", "RuntimeError: four\n", "error: five\n"):
         assert words in done.err
