@@ -8,6 +8,7 @@ from allattn.errors import InputError
 from allattn.head_study.result import Mask
 from allattn.heads.scores import RANDOM, SCORES
 from allattn.training.config import WandbMode
+from allattn.training.foreign_settings import Dtype
 
 ALL = "all"  # in the place of a list of scores
 
@@ -51,6 +52,8 @@ class TasksConfig:
 class StudyConfig:
     """What is measured."""
 
+    dtype: Dtype = Dtype.auto  # of the weights in memory
+    projection: str | None = None  # of a model of others, its output projections: LAYERS.*.NAME; null = found
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     test: TextConfig = field(default_factory=TextConfig)
     length: int = 512  # tokens of a sequence, of both texts
@@ -73,12 +76,8 @@ class StudyConfig:
     group: str | None = None  # upload: W&B's
 
 
-def check_study(settings: StudyConfig, memory: bool) -> None:
-    """Refuse what cannot be measured.
-
-    Args:
-        settings: as given.
-        memory: whether sequences carry a memory.
+def check_study(settings: StudyConfig) -> None:
+    """Refuse what cannot be measured, whatever the model is.
 
     Raises:
         InputError: names the setting.
@@ -102,7 +101,7 @@ def check_study(settings: StudyConfig, memory: bool) -> None:
             f"calibration.split and test.split are both {settings.test.split.value}, so thresholds and ranks "
             "would be taken from the text they are tested on: choose another, or say calibration.same=true"
         )
-    _check_scores(settings, memory)
+    _check_scores(settings)
 
 
 def _refuse_below(name: str, value: int | None, least: int) -> None:
@@ -110,7 +109,7 @@ def _refuse_below(name: str, value: int | None, least: int) -> None:
         raise InputError(f"{name}={value}: must be at least {least}")
 
 
-def _check_scores(settings: StudyConfig, memory: bool) -> None:
+def _check_scores(settings: StudyConfig) -> None:
     for name in settings.score:
         if name not in (*SCORES, ALL):
             near = difflib.get_close_matches(name, SCORES, 1)
@@ -119,11 +118,6 @@ def _check_scores(settings: StudyConfig, memory: bool) -> None:
     if ALL in settings.score and len(settings.score) > 1:
         raise InputError(f"score={','.join(settings.score)}: all is every score: give it alone")
     for name in settings.score if settings.score != [ALL] else ():
-        if memory and SCORES[name].needs_no_memory:
-            raise InputError(
-                f"score={name} is about the first token of a text and has no meaning for sequences that "
-                "carry a memory: leave it out, or give memory=false"
-            )
         if Mask.static not in settings.mask and not SCORES[name].per_sequence:
             raise InputError(
                 f"score={name} is one number for a text and none for a sequence, so no dynamic mask goes by "
@@ -131,8 +125,27 @@ def _check_scores(settings: StudyConfig, memory: bool) -> None:
             )
 
 
+def refuse_with_memory(settings: StudyConfig) -> None:
+    """Refuse scores that have no meaning for sequences that carry a memory.
+
+    Raises:
+        InputError: names the first one.
+    """
+    for name in settings.score:
+        if name != ALL and SCORES[name].needs_no_memory:
+            raise InputError(
+                f"score={name} is about the first token of a text and has no meaning for sequences that "
+                "carry a memory: leave it out, or give memory=false"
+            )
+
+
 def chosen_scores(settings: StudyConfig, memory: bool) -> list[str]:
-    """The scores to measure, in the order of the note, random the last."""
+    """The scores to measure, in the order of `SCORES`, random the last.
+
+    Args:
+        settings: checked.
+        memory: whether sequences carry one; all scores are then all those that have a meaning.
+    """
     wanted = [name for name in SCORES if settings.score == [ALL] or name in settings.score]
     usable = [name for name in wanted if name != RANDOM and not (memory and SCORES[name].needs_no_memory)]
     return [*usable, RANDOM]
