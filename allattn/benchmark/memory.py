@@ -1,5 +1,6 @@
 """Peak memory of one action, each measured in a process of its own."""
 
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -36,15 +37,20 @@ def _peak(
         once()
         once()
 
+    return peak_of(run, device)
+
+
+def peak_of(action: Callable[[], object], device: torch.device) -> int | None:
+    """Most bytes that an action takes on top of those held before it, measured as `peak_bytes` does."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        run()
+        action()
         return torch.cuda.max_memory_allocated(device) - before
     try:
         _RESET.write_text("5", encoding="ascii")  # the highest resident memory so far is forgotten
         before = _resident("VmRSS")
-        run()
+        action()
         return _resident("VmHWM") - before
     except OSError:
         return None

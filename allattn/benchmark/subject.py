@@ -13,12 +13,13 @@ from torch import Tensor
 
 from allattn.benchmark.config import BenchmarkConfig
 from allattn.benchmark.yardstick import attend_yardstick
-from allattn.data.segments import Ids, Segment, SegmentStream
+from allattn.data.segments import Ids, SegmentStream
 from allattn.model.config import ModelConfig
 from allattn.model.cores.choose import CORES, attend
 from allattn.model.cores.inputs import Core, CoreInputs
 from allattn.model.generation import generate_tokens
 from allattn.model.language_model import AllAttentionLM
+from allattn.model.words import Words, words_of
 from allattn.training.optimizers import clip_gradients, make_optimizer, parameter_groups
 
 PRECISIONS = ("float32", "bfloat16")
@@ -132,41 +133,46 @@ class Subject:
     def _mixed(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16)
 
-    def data(self) -> Segment:
-        """The next segment, on the device."""
+    def data(self) -> Words:
+        """The next segment's words on the device, as a run takes them."""
         segment = self.text.micro_batch(self.read % SEGMENTS)
         self.read += 1
-        return segment._replace(
-            inputs=segment.inputs.to(self.device), targets=segment.targets.to(self.device)
-        )
+        return words_of(segment.inputs, segment.targets, self.model)
 
     def training_step(self) -> None:
         """Data, forward, backward, clipping and the optimizer's update; leaves the gradients."""
-        self.segment = self.data()
         self.optimizer.zero_grad()
+        self.micro_batch()
+        self.update()
+
+    def micro_batch(self) -> None:
+        """Data, forward and backward, which add to the gradients."""
+        self.segment = self.data()
         self.model.train()
         with self._mixed():
-            nats, _ = self.model(self.segment.inputs, self.segment.targets, self.memory)
-            loss = nats.mean()
+            loss = self._losses().mean()
         loss.backward()
-        self.update()
 
     def update(self) -> None:
         """Clip the gradients that the last training step left, and update the weights."""
         clip_gradients([p for group in self.optimizer.param_groups for p in group["params"]], self.clip)
         self.optimizer.step()
 
+    def _losses(self) -> Tensor:
+        words = self.segment
+        return self.model(words.inputs, words.targets, self.memory, counts=words.counts)[0]
+
     def evaluation(self) -> None:
         """Score one segment."""
         self.model.eval()
         with torch.no_grad(), self._mixed():
-            self.model(self.segment.inputs, self.segment.targets, self.memory)
+            self._losses()
 
     def teacher_forward(self) -> None:
         """What a training step with this model as teacher takes beside its own: `distill.weight` above 0."""
         self.model.eval()
         with torch.no_grad(), self._mixed():
-            self.model.first_level(self.segment.inputs, self.memory)
+            self.model.first_level(self.segment.inputs, self.memory, self.segment.counts)
 
     def generated_token(self) -> None:
         """The next token of a text that is written on, the likeliest one; in float32, as generate writes."""

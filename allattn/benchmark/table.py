@@ -44,7 +44,7 @@ def _rates(record: Record) -> str:
     for entry in next(iter(record["products"].values())):
         cells = [f"{rate['by_name'][entry['name']] / 1e9:,.1f}" for rate in by_precision.values()]
         rows.append([entry["name"], " x ".join(map(str, entry["shape"])), *cells])
-    table = _table(["1e9 multiply-adds/s", "shape", *by_precision], rows)
+    table = markdown_table(["1e9 multiply-adds/s", "shape", *by_precision], rows)
     alone = [
         f"{rate['products_alone']:.0%} in {precision}"
         for precision, rate in by_precision.items()
@@ -74,7 +74,7 @@ def _variants(record: Record, action: str) -> str:
     head = [action.replace("_", " "), "tokens/s", "ms", "yardstick = 1x"]
     head += ["float32 yardstick = 1x"] * training
     head += ["peak, MiB", "yardstick = 1", "layers, ms", "yardstick = 1x", "of the product rate"]
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _parts(record: Record) -> str:
@@ -83,7 +83,7 @@ def _parts(record: Record) -> str:
         for name, shares in names.items():
             parts = list(shares)
             rows.append([f"{name} {precision}", *(f"{share:.1%}" for share in shares.values())])
-    return _table(["share of a training step", *parts], rows)
+    return markdown_table(["share of a training step", *parts], rows)
 
 
 def _one_layer(record: Record) -> str:
@@ -93,7 +93,9 @@ def _one_layer(record: Record) -> str:
             heads = list(by_heads)
             rows.append([f"{_TITLES[what]}, {precision}", *(f"{share:.3f}" for share in by_heads.values())])
     dense = record["one_layer"]["heads"]
-    return _table([f"one layer, time against {dense} heads", *(f"{kept} heads" for kept in heads)], rows)
+    return markdown_table(
+        [f"one layer, time against {dense} heads", *(f"{kept} heads" for kept in heads)], rows
+    )
 
 
 def _pruned(record: Record) -> str:
@@ -116,7 +118,9 @@ def _pruned(record: Record) -> str:
     layers = len(record["pruned"]["heads_kept"])
     kept = f"{pruned['heads_kept']} of {pruned['heads_total']} heads ({pruned['share_kept']:.3f})"
     head = [f"{layers} layers, {kept} against all", "dense, ms", "pruned, ms", "ratio"]
-    return _table(head + [f"{name}, {unit}" for unit in ("tokens/s", "peak MiB") for name in names], rows)
+    return markdown_table(
+        head + [f"{name}, {unit}" for unit in ("tokens/s", "peak MiB") for name in names], rows
+    )
 
 
 def _peak(row: Record, action: str) -> list[str]:
@@ -132,6 +136,7 @@ def _times(ratio: float) -> str:
     return f"{ratio:.2f}x"
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def markdown_table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; all columns but the first are aligned to the right."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

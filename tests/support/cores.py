@@ -38,6 +38,8 @@ SHAPES: dict[str, Shape] = {
     "eight heads of width 1": (1, 3, 3, 8, 1, 4, 3),
 }
 
+LARGER: Shape = (2, 33, 20, 2, 16, 130, 20)  # with several of what a library's kernels take at a time
+
 
 def make(
     shape: Shape,

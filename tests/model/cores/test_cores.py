@@ -4,7 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.cores import ALL_CORES, CORES, RECOMPUTE, SHAPES, error, loop, make, results
+from support.cores import ALL_CORES, CORES, LARGER, RECOMPUTE, SHAPES, error, loop, make, results
+from support.fused_attention import attend_sdpa
 from support.reference import assert_close, reference_attend
 from torch import Tensor
 
@@ -15,7 +16,6 @@ from allattn.model.cores.plain import attend_plain, shift
 
 pytestmark = pytest.mark.numeric
 
-LARGER = (2, 33, 20, 2, 16, 130, 20)
 PLAIN_AND_RECOMPUTE = {name: CORES[name] for name in ("plain", "recompute")}
 
 
@@ -27,6 +27,14 @@ def test_equals_the_loop_with_gradients(core: str, shape: str) -> None:
     found, wanted = (results(one, inputs) for one in (ALL_CORES[core], loop))
     for name in wanted:
         assert_close(found[name], wanted[name], 1e-10, name)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_torchs_own_attention_does_the_same(shape: str) -> None:
+    """What the docs measure against the cores is the same function."""
+    inputs = make(SHAPES[shape])
+    with torch.no_grad():
+        assert_close(attend_sdpa(inputs), loop(inputs), 1e-10)
 
 
 @given(
