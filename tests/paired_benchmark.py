@@ -16,15 +16,20 @@ ACTIONS = ("core_training", "layers_training", "training_step", "layers_inferenc
 PRECISIONS = ("float32", "bfloat16")
 
 
-def measure(layers: int, width: int) -> None:
+def measure(size: str) -> None:
     """Of this process: read an action and a precision, do it, write its seconds."""
+    from dataclasses import replace
+
     import torch
 
     from allattn.benchmark.config import BenchmarkConfig
     from allattn.benchmark.subject import Subject, Variant, new_model
 
     config = BenchmarkConfig()
-    config.model.layers, config.model.width = layers, width
+    if size == "tiny":
+        sizes = {"layers": 1, "width": 32, "heads": 2, "persistent_vectors": 8, "memory_length": 8}
+        model_config = replace(config.model, vocabulary_size=500, cutoffs=[], **sizes)
+        config = replace(config, model=model_config, batch_size=2, segment_length=8)
     model = new_model(config.model, config.seed)
     subjects = {
         precision: Subject(model, config, Variant("ours", precision), torch.device("cpu"))
@@ -40,10 +45,10 @@ def measure(layers: int, width: int) -> None:
 class Measured:
     """The process of one folder."""
 
-    def __init__(self, folder: Path, layers: int, width: int) -> None:
+    def __init__(self, folder: Path, size: str) -> None:
         command = [sys.executable, "-c", f"import sys; sys.path[0] = {str(folder.resolve())!r}\n{CHILD}"]
         self.process = subprocess.Popen(
-            [*command, str(layers), str(width)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, size], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def seconds(self, action: str, precision: str) -> float:
@@ -58,7 +63,7 @@ class Measured:
         self.process.communicate()
 
 
-CHILD = f"import runpy; runpy.run_path({__file__!r})['measure'](*map(int, sys.argv[1:]))"
+CHILD = f"import runpy; runpy.run_path({__file__!r})['measure'](sys.argv[1])"
 
 
 def ratios(before: Measured, after: Measured, rounds: int) -> dict[tuple[str, str], list[float]]:
@@ -80,13 +85,12 @@ def main(words: list[str]) -> None:
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--size", choices=["benchmark", "tiny"], default="benchmark")
     given = parser.parse_args(words)
     for folder in (given.before, given.after):
         if not (folder / "allattn" / "benchmark").is_dir():  # else the installed package would be measured
             parser.error(f"{folder} does not hold the package's source")
-    before, after = (Measured(folder, given.layers, given.width) for folder in (given.before, given.after))
+    before, after = (Measured(folder, given.size) for folder in (given.before, given.after))
     found = ratios(before, after, given.rounds)
     before.end()
     after.end()

@@ -7,8 +7,9 @@ from paired_benchmark import ACTIONS, PRECISIONS, main
 from support.processes import ROOT
 
 
+@pytest.mark.slow
 def test_a_row_for_every_action_and_precision(capsys: pytest.CaptureFixture[str]) -> None:
-    main([str(ROOT), str(ROOT), "--rounds", "2", "--layers", "1", "--width", "64"])
+    main([str(ROOT), str(ROOT), "--rounds", "2", "--size", "tiny"])
     _head, _line, *rows = capsys.readouterr().out.splitlines()
     assert len(rows) == len(ACTIONS) * len(PRECISIONS)
     assert all(0 < float(row.split("|")[3]) < float("inf") for row in rows)
