@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import (
     FakeTensorDeviceMismatchError,
     FakeTensorMode,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from allattn.data.segments import Segment
 from allattn.devices import float32_products, to_device
@@ -114,6 +116,45 @@ def test_a_training_step(device: str, kind: str, core: str) -> None:
     assert all(p.grad is not None and p.grad.device == p.device for p in trained)
     step = {name: value for name, value in task.last.items() if isinstance(value, Tensor)}
     assert "loss" in step, "measured, and not read"
+
+
+class _CopiesFromCpu(TorchDispatchMode):
+    """Dtypes of what is copied from the CPU to another device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if isinstance(result, Tensor) and result.device.type == DEVICE:
+            self.dtypes += [x.dtype for x in given if x.device.type == "cpu" and x.ndim]
+        return result
+
+
+@pytest.mark.parametrize("kind", ["schedule", "no scaling", "target"])
+def test_a_step_of_the_gates_in_groups(device: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two updates of two groups: no number is read, and words and the gates' noise alone are copied."""
+    monkeypatch.setattr(WholeNormLamb, "_can_use_foreach", lambda self, group: True)
+    model = made(device, **DROPOUT).train()
+    task = LanguageTask(
+        model, objective(kind, model, device), OptimizerConfig(), ScheduleConfig(), 1, accumulation=2
+    )
+    optimizer = make_optimizer(task._parameter_groups(), OptimizerConfig(), fused=False)
+    for starts_over in (True, False):
+        for group in (0, 1):
+            with _CopiesFromCpu() as copies:
+                task.training_step(segment(starts_over)._replace(group=group), 0).backward()
+            assert copies.dtypes == [torch.float32, torch.int64, torch.int64], "noise, inputs, targets"
+        with _CopiesFromCpu() as copies:
+            clip_gradients([p for group in optimizer.param_groups for p in group["params"]], 0.5)
+            set_learning_rates(optimizer, 0.1, 0.5)
+            optimizer.step()
+        assert copies.dtypes == []
+    assert all(x.device.type == device for memory in task.memory.values() for x in memory)
+    assert len(task.memory) == 2
+    assert all(x.device.type == device for x in task.last.values() if isinstance(x, Tensor))
 
 
 def test_a_training_step_with_a_teacher(device: str) -> None:
