@@ -64,7 +64,6 @@ TAKES_EFFECT = (
     "schedule.warmup_tokens",
     "distill.weight",
     "distill.temperature",
-    "gates.train_after",
     "eval.interval",
     "trainer.precision",
 )
@@ -97,6 +96,7 @@ FIXED = (
     "gates.selection",
     "gates.scope",
     "gates.unit",
+    "gates.train_after",
     "gates.removal",
     "gates.selection_steps",
     "gates.iterations",

@@ -10,7 +10,7 @@ import torch
 
 from allattn.commands.mistakes import setting_kinds
 from allattn.errors import InputError
-from allattn.pruning.config import Penalty, Selection
+from allattn.pruning.config import Penalty, Selection, Trained
 from allattn.settings import PretrainSettings, PruneSettings, Resume, RunSettings, plain
 from allattn.training import resumable_settings as lists
 from allattn.training.checkpoints import read_checkpoint
@@ -53,6 +53,7 @@ OTHER: dict[str, Any] = {
     "gates.learning_rate_ratio": 5.0,
     "gates.target_sparsity": None,
     "gates.target_gain": 1.0,
+    "gates.train": Trained.gates,
     "distill.weight": 0.0,
     "distill.temperature": 3.0,
     "distill.gates": False,
