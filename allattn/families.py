@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from allattn.errors import InputError
+from allattn.heads.all_attention import OwnModel
+from allattn.heads.watched import HeadModel
 from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.model.gated import GatedLM, Sizes
 from allattn.model.language_model import AllAttentionLM
 from allattn.pretrained import language_model as pretrained
 from allattn.pretrained.sizes import FAMILY, PretrainedSizes, pretrained_sizes_from_dict
+from allattn.pretrained.watched import PretrainedModel
 
 
 def sizes_from_dict(values: dict[str, Any]) -> Sizes:
@@ -72,3 +75,10 @@ def all_attention(model: GatedLM, what: str) -> AllAttentionLM:
     if not isinstance(model, AllAttentionLM):
         raise InputError(f"{what}: is for models of allattn, this is a {model.config.family}")
     return model
+
+
+def watched(model: GatedLM) -> HeadModel:
+    """The model as one whose heads are watched."""
+    if isinstance(model, pretrained.PretrainedLM):
+        return PretrainedModel(model)
+    return OwnModel(all_attention(model, "watching heads"))

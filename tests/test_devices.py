@@ -24,15 +24,19 @@ from torch.utils._pytree import tree_leaves
 
 from allattn.data.segments import Segment
 from allattn.devices import float32_products, to_device
+from allattn.heads.all_attention import OwnModel
+from allattn.heads.ranking import Scope, keep_highest
+from allattn.heads.scores import SCORES, text_scores
+from allattn.heads.watched import Batch
 from allattn.model import words
 from allattn.model.bands import BandCounts
 from allattn.model.cores.choose import CORES
 from allattn.model.generation import generate_tokens
 from allattn.model.language_model import AllAttentionLM
-from allattn.pruning import selection
-from allattn.pruning.config import DistillConfig, GatesConfig, Penalty, Scope
+from allattn.pruning.config import DistillConfig, GatesConfig, Penalty
 from allattn.pruning.objective import FrozenGates, NoGates, Objective, learned_gates
 from allattn.pruning.surgery import cut_tensor, plan_removal
+from allattn.randomness import generator
 from allattn.training.config import OptimizerConfig, OptimizerName, ScheduleConfig
 from allattn.training.distillation import Teacher
 from allattn.training.lamb import WholeNormLamb
@@ -60,6 +64,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(words, "count_bands", lambda inputs, targets, ends: counts)
     monkeypatch.setattr(FakeTensor, "__float__", lambda x: float(of_the_cpu(x)), raising=False)
     monkeypatch.setattr(FakeTensor, "__int__", of_the_cpu, raising=False)
+    monkeypatch.setattr(FakeTensor, "__bool__", lambda x: bool(of_the_cpu(x)), raising=False)
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield DEVICE
 
@@ -195,7 +200,7 @@ def test_scoring(device: str, kind: str) -> None:
 
 
 def test_selection(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Magnitude and gradient; the scores come to the CPU at the end."""
+    """Every score of a text; they come to the CPU at the end."""
 
     def of_the_cpu(x: Tensor) -> Tensor:
         assert x.device.type == "cpu"
@@ -203,11 +208,15 @@ def test_selection(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(FakeTensor, "nonzero", of_the_cpu, raising=False)
     model = made(device, heads_kept=[[0, 2, 3], []])
-    text = [(one.inputs, one.targets) for one in (segment(), segment(False))]
-    for scores in (selection.magnitude_scores(model, text), selection.gradient_scores(model, text)):
+    text = [
+        Batch(one.inputs, one.targets, torch.ones_like(one.inputs, dtype=torch.bool))
+        for one in (segment(), segment(False))
+    ]
+    usable = [name for name, score in SCORES.items() if not score.needs_no_memory]
+    for scores in text_scores(OwnModel(model), text, usable, memory=True, noise=generator(1, "")).values():
         assert [x.shape for x in scores] == [(3,), (0,)]
         assert all(x.device.type == "cpu" for x in scores)
-        selection.keep_highest(scores, 2, Scope.all_layers)
+        keep_highest(scores, 2, Scope.all_layers)
 
 
 def test_removal() -> None:

@@ -1,16 +1,15 @@
 """A text as sequences for a study: rows side by side that carry memory, or windows that begin without."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from allattn.data.segments import EvaluationStream, Ids, Segment, WindowStream
+from allattn.data.segments import EvaluationStream, Ids, WindowStream
 from allattn.errors import InputError
 from allattn.heads.watched import Batch
+from allattn.training.batches import as_batches
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,7 @@ def with_memory(ids: Ids, rows: int, length: int, warm_up: int) -> Text:
         warm_up: tokens before each row's own that only fill the memory.
     """
     stream = EvaluationStream(ids, rows, length, warm_up)
-    ends = torch.tensor([row.end for row in stream.rows])
-    return Text(lambda: _batches(stream, lambda _: ends), True, stream.scored, length, fingerprint_of(ids))
+    return Text(lambda: as_batches(stream), True, stream.scored, length, fingerprint_of(ids))
 
 
 def in_windows(ids: Ids, rows: int, length: int) -> Text:
@@ -101,22 +99,9 @@ def in_windows(ids: Ids, rows: int, length: int) -> Text:
     Arguments as of `with_memory`; every token after the text's first is scored once.
     """
     stream = WindowStream(ids, rows, context=0, stride=length)
-    ends = torch.tensor([row.end for row in stream.windows])
-
-    def batches() -> Iterator[Batch]:
-        return _batches(stream, lambda number: ends[number * rows : (number + 1) * rows])
-
-    return Text(batches, False, stream.scored, length, fingerprint_of(ids))
+    return Text(lambda: as_batches(stream), False, stream.scored, length, fingerprint_of(ids))
 
 
 def fingerprint_of(ids: Ids) -> str:
     """SHA-256 of the ids."""
     return sha256(np.ascontiguousarray(ids, dtype="<i4").tobytes()).hexdigest()
-
-
-def _batches(stream: Iterable[Segment], ends: Callable[[int], Tensor]) -> Iterator[Batch]:
-    """Segments with what of them is text: a row ends after its last target, `ends` of its batch's number."""
-    for number, segment in enumerate(stream):
-        assert segment.first is not None
-        places = segment.first.unsqueeze(1) + torch.arange(segment.inputs.shape[1])  # (b, T)
-        yield Batch(segment.inputs, segment.targets, places < ends(number).unsqueeze(1))

@@ -79,7 +79,7 @@ class DynamicMask(SequenceScoring):
 
     def z(self, layer: int, z: Tensor) -> Tensor:
         """See `Visitor`."""
-        values = self.scores(layer, z)[self._score.name]  # (B, h)
+        values = self.scores(layer, z)[self._score.name].float()  # (B, h), as tau was found
         inactive = values > self._tau if self._score.inactive is Inactive.large else values < self._tau
         sequences = self.real.any(dim=1, keepdim=True)  # (B, 1)
         self._zeroed = self._zeroed.to(z.device) + (inactive & sequences).sum()

@@ -4,7 +4,7 @@
 
 Each of the seven scores of Sandoval-Segura et al. (arXiv:2504.03889) has its name there. Padding is left out,
 as a query and as a key; sums are of float32 numbers, or wider ones. Norms are l2. A sequence of padding alone
-gets finite numbers without a meaning.
+gets numbers without a meaning.
 """
 
 import torch

@@ -3,12 +3,12 @@
 A ranking is `importance` of a score: per layer (h,), and the lowest heads do least.
 """
 
+import math
 from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 
@@ -47,19 +47,30 @@ def keep_highest(scores: Sequence[Tensor], keep: int, scope: Scope) -> list[Tens
         gates = torch.zeros_like(flat)
         gates[torch.sort(flat, descending=True, stable=True).indices[:keep]] = 1
         return list(gates.split([len(layer) for layer in scores]))
-    counts = [0] * len(scores)
-    while sum(counts) < keep:
-        for layer, layer_scores in enumerate(scores):
-            if counts[layer] < len(layer_scores) and sum(counts) < keep:
-                counts[layer] += 1
+    counts = equal_counts(keep, [len(layer) for layer in scores])
     return [
         keep_highest([layer], count, Scope.all_layers)[0] for layer, count in zip(scores, counts, strict=True)
     ]
 
 
+def equal_counts(keep: int, present: Sequence[int]) -> list[int]:
+    """`keep` shared out evenly over the layers; what does not divide goes to the first ones."""
+    counts = [0] * len(present)
+    while sum(counts) < min(keep, sum(present)):
+        for layer, most in enumerate(present):
+            if counts[layer] < most and sum(counts) < keep:
+                counts[layer] += 1
+    return counts
+
+
 def spearman(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
     """Rank correlation of two rankings of the same heads; NaN where one of them is constant."""
-    return float(stats.spearmanr(_flat(one), _flat(other)).statistic)
+    from scipy import stats  # takes a second or more, and a training run needs none of it
+
+    rankings = _flat(one), _flat(other)
+    if any(len(ranking.unique()) < 2 for ranking in rankings):
+        return math.nan
+    return float(stats.spearmanr(*rankings).statistic)
 
 
 def overlap_of_lowest(one: Sequence[Tensor], other: Sequence[Tensor], lowest: int) -> Overlap:

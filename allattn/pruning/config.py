@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from allattn.errors import InputError, refuse_non_finite
+from allattn.heads.ranking import Scope
+from allattn.heads.scores import SCORES
 
 
 class Penalty(Enum):
@@ -19,15 +21,26 @@ class Selection(Enum):
     l0 = "l0"  # learned gates, the paper's
     random = "random"
     magnitude = "magnitude"  # norm of WO_i times the head's output norm on validation text
+    wanda = "wanda"
+    flap = "flap"  # what the removed heads wrote on average goes into the layer's bias
     gradient = "gradient"  # expected |dL / d gate| on validation text (Michel et al. 2019)
     iterative = "iterative"  # gradient, scored anew before each of several removals with training between
-
-
-class Scope(Enum):
-    """Among which heads those that stay are chosen."""
-
-    all_layers = "all_layers"
-    each_layer = "each_layer"  # the same number in every layer, as nearly as it divides
+    # Scores of heads/scores.py, mean over the segments of the validation text.
+    awft = "awft"  # refused, as ftvvn: segments carry a memory
+    aeqd = "aeqd"
+    ftvvn = "ftvvn"
+    avvn = "avvn"
+    lthon = "lthon"
+    ahon = "ahon"
+    circuit_ahon = "circuit_ahon"
+    awft_ln = "awft_ln"
+    aeqd_ln = "aeqd_ln"
+    ftvvn_ln = "ftvvn_ln"
+    avvn_ln = "avvn_ln"
+    lthon_ln = "lthon_ln"
+    ahon_ln = "ahon_ln"
+    circuit_ahon_ln = "circuit_ahon_ln"
+    lthon_hn = "lthon_hn"
 
 
 class Unit(Enum):
@@ -71,7 +84,7 @@ class GatesConfig:
     target_sparsity: float | None = None  # share of heads to remove: lambda is controlled to reach it
     target_gain: float = 5.0  # controlled lambda per unit of missing sparsity, in multiples of lambda_max
     selection: Selection = Selection.l0
-    scope: Scope = Scope.all_layers
+    scope: Scope = Scope.all_layers  # among which heads the others than l0 choose
     selection_steps: int | None = None  # optimizer steps of the others than l0; None = schedule.steps
     unit: Unit = Unit.head
     train: Trained = Trained.all  # weights trained beside the gates, before the freeze
@@ -141,6 +154,12 @@ def check_gates(config: GatesConfig, steps: int) -> None:
     target = config.target_sparsity
     if target is not None and not 0 <= target < 1:
         raise InputError(f"gates.target_sparsity={target}: must lie in [0, 1)")
+    score = SCORES.get(config.selection.value)
+    if score is not None and score.needs_no_memory:
+        raise InputError(
+            f"gates.selection={score.name} is about the first token of a text, and a segment that carries a "
+            "memory has none: take another score, such as ahon_ln"
+        )
     if target is None and not learned:
         raise InputError(
             f"gates.selection={config.selection.value} needs gates.target_sparsity, the share of heads to go"

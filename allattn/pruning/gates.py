@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from allattn.devices import to_device
-from allattn.pruning.config import GatesConfig, Penalty, Scope
+from allattn.heads.ranking import Scope, equal_counts
+from allattn.pruning.config import GatesConfig, Penalty
 
 
 def sample_gates(pi: Tensor, u: Tensor, config: GatesConfig) -> Tensor:
@@ -50,16 +51,6 @@ def decide_gates(
         return settle_gates(pi, keep)
     counts = equal_counts(keep, [len(layer) for layer in pi])
     return [settle_gates([layer], count)[0] for layer, count in zip(pi, counts, strict=True)]
-
-
-def equal_counts(keep: int, present: Sequence[int]) -> list[int]:
-    """`keep` shared out evenly over the layers; what does not divide goes to the first ones."""
-    counts = [0] * len(present)
-    while sum(counts) < min(keep, sum(present)):
-        for layer, most in enumerate(present):
-            if counts[layer] < most and sum(counts) < keep:
-                counts[layer] += 1
-    return counts
 
 
 def by_head(gates: Sequence[Tensor], heads_per_gate: int) -> list[Tensor]:

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from allattn.errors import InputError
-from allattn.families import for_removal, sizes_from_dict
+from allattn.families import all_attention, for_removal, sizes_from_dict
 from allattn.files import file_hash
+from allattn.heads.all_attention import OwnModel
+from allattn.heads.text_measures import bias_compensation
 from allattn.model.cores.choose import CORES
 from allattn.model.gated import GatedLM, Sizes
 from allattn.pretrained.opening import open_pretrained
@@ -27,6 +30,7 @@ from allattn.randomness import generator
 from allattn.settings import PruneSettings
 from allattn.stages.run import Run, open_run
 from allattn.training.artifacts import local_checkpoint
+from allattn.training.batches import as_batches
 from allattn.training.checkpoint_text import corpus_of, text_record
 from allattn.training.checkpoints import MODEL_PREFIX, has_gates, read_checkpoint, write_checkpoint
 from allattn.training.config import check_distances
@@ -168,10 +172,10 @@ def _remove_heads(run: Run[PruneSettings], dense: _Dense, cut: int, cuts: int) -
     uncut = read_checkpoint(last) if last.exists() else _task(run, dense).checkpoint()
     if has_gates(uncut):
         write_checkpoint(run.folder.gates, uncut)
-        plan = freeze_plan(uncut)
+        plan, bias = freeze_plan(uncut), None
     else:
-        plan = _selected(run, uncut, dense.config.heads_kept_total, cut, cuts)
-    after = cut_checkpoint(uncut, plan)
+        plan, bias = _selected(run, uncut, dense.config.heads_kept_total, cut, cuts)
+    after = cut_checkpoint(uncut, plan, bias)
     after["allattn"] |= {
         "best": math.inf,  # scores of the larger model do not count for the smaller one
         "cuts": cut,
@@ -182,20 +186,25 @@ def _remove_heads(run: Run[PruneSettings], dense: _Dense, cut: int, cuts: int) -
     print(plan)
 
 
-def _selected(run: Run[PruneSettings], uncut: dict[str, Any], heads: int, cut: int, cuts: int) -> RemovalPlan:
-    """The removal number `cut` of `cuts` by the scores of the heads, of a model that once had `heads`."""
+def _selected(
+    run: Run[PruneSettings], uncut: dict[str, Any], heads: int, cut: int, cuts: int
+) -> tuple[RemovalPlan, list[Tensor] | None]:
+    """The removal number `cut` of `cuts` by the scores of the heads, of a model that once had `heads`.
+
+    And per layer (d,) what its bias takes over from the heads that go, where the selection says so.
+    """
     settings, gates = run.settings, run.settings.gates
     assert gates.target_sparsity is not None
     config = sizes_from_dict(uncut["allattn"]["model"])
-    model = build_model(config, uncut["state_dict"], run.folder.last)
-    selected = select_heads(
-        model.to(scoring_device(settings.trainer)),
-        ((segment.inputs, segment.targets) for segment in run.valid_segments(config)),
-        gates,
-        heads_after(gates.target_sparsity, heads, cut, cuts),
-        generator(settings.seed, "selection"),
-    )
-    return plan_removal(model.config, selected, gates.output_scaling)
+    model = build_model(config, uncut["state_dict"], run.folder.last).to(scoring_device(settings.trainer))
+    batches = list(as_batches(run.valid_segments(config)))
+    keep = heads_after(gates.target_sparsity, heads, cut, cuts)
+    selected = select_heads(model, batches, gates, keep, generator(settings.seed, "selection"))
+    bias = None
+    if gates.selection is Selection.flap:
+        own = OwnModel(all_attention(model, "gates.selection=flap, whose compensation is added to a bias,"))
+        bias = bias_compensation(own, batches, selected, memory=True)
+    return plan_removal(model.config, selected, gates.output_scaling), bias
 
 
 def _conclude(run: Run[PruneSettings], dense: _Dense) -> dict[str, Any]:

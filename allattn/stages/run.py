@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from lightning.pytorch.loggers import Logger
 
 from allattn.data.corpus import Corpus
-from allattn.data.segments import Segment, check_lengths
+from allattn.data.segments import EvaluationStream, WindowStream, check_lengths
 from allattn.data.vocabulary import save_tokenizer
 from allattn.errors import InputError
 from allattn.families import sizes_from_dict
@@ -189,7 +189,7 @@ class Run(Generic[Settings]):
                 raise InputError(f"{self.folder.last}: the first process {ended}; start the run again")
             time.sleep(LOOK_AGAIN_SECONDS)
 
-    def valid_segments(self, model: Sizes) -> Iterable[Segment]:
+    def valid_segments(self, model: Sizes) -> EvaluationStream | WindowStream:
         """The validation text for a model of these sizes: memory carried, whatever the mode of evaluation.
 
         In windows for a model without memory.

@@ -15,8 +15,8 @@ from torch import Tensor
 from allattn.errors import InputError, fits_kind
 from allattn.families import sizes_from_dict
 from allattn.files import write_atomically
+from allattn.heads.ranking import Scope
 from allattn.model.gated import Sizes
-from allattn.pruning.config import Scope
 from allattn.pruning.phase import Phase
 from allattn.training.segment_memory import by_stream, is_memory
 from allattn.training.weights import check_weights, recorded_sizes

@@ -1,11 +1,12 @@
 """A checkpoint walked through the removal of heads: weights, optimizer moments and configuration alike."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from allattn.families import sizes_from_dict
-from allattn.pruning.config import Scope
+from allattn.heads.ranking import Scope
 from allattn.pruning.gates import by_head, decide_gates
 from allattn.pruning.phase import Phase
 from allattn.pruning.surgery import RemovalPlan, cut_tensor, plan_removal
@@ -22,17 +23,27 @@ def freeze_plan(checkpoint: dict[str, Any]) -> RemovalPlan:
     return plan_removal(sizes_from_dict(meta["model"]), gates, meta["output_scaling"])
 
 
-def cut_checkpoint(checkpoint: dict[str, Any], plan: RemovalPlan) -> dict[str, Any]:
+def cut_checkpoint(
+    checkpoint: dict[str, Any], plan: RemovalPlan, bias: Sequence[Tensor] | None = None
+) -> dict[str, Any]:
     """Remove heads from a checkpoint: weights, optimizer moments, configuration.
 
     Step count, schedule position, segment memory and everything else stay; gates, if there are any, and
     their optimizer state go, and pi is noted. Training continues from the result with the smaller model.
+
+    Args:
+        checkpoint: of training, before the removal.
+        plan: the removal.
+        bias: per layer (d,), added to the layer's output bias in place of the heads that go.
     """
     state = {
         name: cut_tensor(name.removeprefix(MODEL_PREFIX), tensor, plan).clone()
         for name, tensor in checkpoint["state_dict"].items()
         if name.startswith(MODEL_PREFIX)
     }
+    for layer, added in enumerate(bias or []):
+        own = state[f"{MODEL_PREFIX}layers.{layer}.bias"]
+        own += added.to(own)
     meta = {**checkpoint["allattn"], "model": plan.after.to_dict(), "phase": Phase.fine_tune.value}
     if has_gates(checkpoint):
         pi = by_head(gate_parameters(checkpoint), meta.get("heads_per_gate", 1))

@@ -86,6 +86,11 @@ COMPOSED: list[tuple[str, list[str], list[str]]] = [
         ["gates.target_sparsity", "gates.lambda_max"],
     ),
     ("prune", ["gates.selection=random"], ["gates.selection=random", "gates.target_sparsity"]),
+    (
+        "prune",
+        ["gates.selection=awft_ln", "gates.target_sparsity=0.5"],
+        ["gates.selection=awft_ln", "first token", "ahon_ln"],
+    ),
     ("prune", ["distill.weight=1.5"], ["distill.weight=1.5"]),
     ("prune", ["distill.temperature=0"], ["distill.temperature=0"]),
     ("prune", ["gates.selection_steps=0"], ["gates.selection_steps=0"]),

@@ -85,7 +85,10 @@ GATED = SHARED | {
     "gates.learning_rate_ratio": ([1.0, 1000.0], [0.0]),
     "gates.target_sparsity": ([0.5, None, 0.0, 0.999], [1.0, -0.1, NAN]),
     "gates.target_gain": ([1.0, 5.0], [0.0]),
-    "gates.selection": (["l0", "random", "magnitude", "gradient", "iterative"], []),
+    "gates.selection": (
+        ["l0", "random", "magnitude", "gradient", "iterative", "circuit_ahon_ln", "flap"],
+        ["awft", "ftvvn_ln"],
+    ),
     "gates.selection_steps": ([None, 1, 2, 3], [0]),
     "gates.iterations": ([2, 1, 3], [0]),
     "gates.scope": (["all_layers", "each_layer"], []),

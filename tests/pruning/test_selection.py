@@ -1,12 +1,9 @@
-"""Heads chosen without gates: scores against independent computations, the choice, and whole tiny runs."""
+"""Heads chosen without gates: what a selection makes of its score, and whole tiny runs."""
 
-import math
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.run_fixtures import MEASURED, Runs, Stop
@@ -15,20 +12,18 @@ from torch import Tensor
 
 from allattn.data.corpus import prepare
 from allattn.data.segments import EvaluationStream
-from allattn.model.attention import AllAttention
+from allattn.errors import InputError
+from allattn.heads.all_attention import OwnModel
+from allattn.heads.ranking import Scope
+from allattn.heads.scores import SCORES
+from allattn.heads.watched import Batch, Visitor
 from allattn.model.language_model import AllAttentionLM
-from allattn.pruning.config import GatesConfig, Scope, Selection, removal_steps
+from allattn.pruning.config import GatesConfig, Selection, check_gates, removal_steps
 from allattn.pruning.phase import Phase
-from allattn.pruning.selection import (
-    gradient_scores,
-    heads_after,
-    keep_highest,
-    magnitude_scores,
-    random_scores,
-    select_heads,
-)
+from allattn.pruning.selection import heads_after, select_heads
 from allattn.randomness import generator
 from allattn.settings import PruneSettings
+from allattn.training.batches import as_batches
 from allattn.training.checkpoints import read_checkpoint
 from allattn.training.config import Shape
 from allattn.training.cutting import cut_checkpoint
@@ -38,218 +33,6 @@ from allattn.training.run_folder import RunFolder
 from allattn.training.scoring import evaluation_stream
 
 OTHERS = [Selection.random, Selection.magnitude, Selection.gradient]
-UNEVEN = [[0, 2, 5], [], [1, 3, 4, 7]]
-
-Models = Callable[..., AllAttentionLM]
-Batches = list[tuple[Tensor, Tensor]]
-
-
-@pytest.fixture(scope="session")
-def batches() -> Batches:
-    """Three consecutive segments of two texts; some targets are not scored."""
-    words = torch.randint(50, (2, 16), generator=torch.Generator().manual_seed(1))
-    targets = words[:, 1:].clone()
-    targets[1, 12:] = -100
-    return list(zip(words[:, :-1].split(5, 1), targets.split(5, 1), strict=True))
-
-
-def head_output(layer: AllAttention, x: Tensor, memory: Tensor, table: Tensor, head: int) -> Tensor:
-    """h_i of one head by a loop over rows and queries, (B, T, c), straight from the method's formulas."""
-    c, window = layer.head_width, len(table) - 1
-    block = slice(head * c, (head + 1) * c)
-    normed = layer.norm(torch.cat([memory, x], 1))
-    out = x.new_zeros(*x.shape[:2], c)
-    persistent_keys = layer.persistent_keys[:, block] * math.sqrt(c)
-    persistent_values = layer.persistent_values[:, block] * math.sqrt(len(layer.persistent_values))
-    for row in range(x.shape[0]):
-        k = normed[row] @ layer.key.weight[block].T
-        v = normed[row] @ layer.value.weight[block].T
-        for query in range(x.shape[1]):
-            at = memory.shape[1] + query
-            seen = range(max(0, at - window), at + 1)
-            q = layer.query.weight[block] @ normed[row, at]
-            scores = [
-                (q + layer.content_bias[block]) @ k[j]
-                + (q + layer.position_bias[block]) @ (layer.position.weight[block] @ table[at - j])
-                for j in seen
-            ]
-            scores += list(persistent_keys @ q)
-            weights = (torch.stack(scores) / math.sqrt(c)).softmax(0)
-            out[row, query] = weights @ torch.cat([v[list(seen)], persistent_values])
-    return out
-
-
-@torch.no_grad()
-def magnitude_by_loops(model: AllAttentionLM, batches: Batches) -> list[list[float]]:
-    norms: list[list[list[Tensor]]] = [[[] for _ in layer.heads_kept] for layer in model.layers]
-    memories = model.empty_memory(2)
-    window = model.config.memory_length
-    table = model.positions.table[: window + 1]
-    for inputs, targets in batches:
-        x = model.embedding(inputs)
-        for index, layer in enumerate(model.layers):
-            memory = memories[index]
-            memories[index] = torch.cat([memory, x], 1)[:, -window:]
-            total = layer.bias.expand_as(x)
-            for head in range(len(layer.heads_kept)):
-                out = head_output(layer, x, memory, table, head)
-                counted = (layer.scale * out.pow(2).sum(-1).sqrt())[targets >= 0]  # as it counts: s_g h_i
-                norms[index][head].append(counted)
-                block = layer.output.weight[:, head * layer.head_width : (head + 1) * layer.head_width]
-                total = total + layer.scale * out @ block.T
-            x = x + total
-    scores = []
-    for layer, by_head in zip(model.layers, norms, strict=True):
-        blocks = layer.output.weight.split(layer.head_width, 1)
-        scores.append(
-            [
-                float(blocks[head].pow(2).sum().sqrt() * torch.cat(found).mean())
-                for head, found in enumerate(by_head)
-            ]
-        )
-    return scores
-
-
-@pytest.mark.parametrize("kept", [None, UNEVEN], ids=["dense", "cut"])
-def test_magnitude_is_block_norm_times_output_norm(
-    random_model: Models, batches: Batches, kept: list[list[int]] | None
-) -> None:
-    scales = None if kept is None else [8 / max(len(heads), 1) for heads in kept]
-    model = random_model(torch.float64, heads_kept=kept, output_scale=scales)
-    found = magnitude_scores(model, batches)
-    expected = magnitude_by_loops(model, batches)
-    assert [len(layer) for layer in found] == [len(layer) for layer in expected]
-    for layer, values in zip(found, expected, strict=True):
-        torch.testing.assert_close(layer.double(), torch.tensor(values, dtype=torch.float64))
-
-
-def test_magnitude_by_hand(random_model: Models) -> None:
-    """Two rows with warm-up and filler: each of the seven targets counts once.
-
-    Without queries and values a token sees n others and itself as evenly as the two persistent vectors, so
-    its output is 2 / (2 + n) of theirs; n = 1, 2, 3, and from then on 4, the memory of 3 and itself.
-    """
-    model = random_model(torch.float64, layers=1, heads=2, persistent_vectors=2, memory_length=3)
-    layer = model.layers[0]
-    with torch.no_grad():
-        for parameter in (layer.query.weight, layer.value.weight, layer.content_bias, layer.position_bias):
-            parameter.zero_()
-        layer.persistent_values.fill_(1 / math.sqrt(2))  # 1 in use
-        layer.output.weight[:, 16:] = 2 * layer.output.weight[:, :16]
-    stream = EvaluationStream(np.arange(8, dtype=np.int32), rows=2, segment_length=3, warm_up=3)
-    assert [[row.first, row.scored, row.end] for row in stream.rows] == [[1, 1, 4], [1, 4, 8]]
-    (scores,) = magnitude_scores(model, [(segment.inputs, segment.targets) for segment in stream])
-    mean = 4 * (2 / 3 + 2 / 4 + 2 / 5 + 4 * 2 / 6) / 7  # a vector of 16 ones has norm 4
-    block = float(layer.output.weight.detach()[:, :16].square().sum().sqrt())
-    assert scores.tolist() == pytest.approx([mean * block, 2 * mean * block], rel=1e-12)
-
-
-def gradients_by_differences(model: AllAttentionLM, batches: Batches, step: float) -> list[Tensor]:
-    """|dL / d gate| of every head and segment by central differences, each layer scaled to unit norm."""
-    sizes = [len(layer.heads_kept) for layer in model.layers]
-    scores = [torch.zeros(size, dtype=torch.float64) for size in sizes]
-
-    @torch.no_grad()
-    def losses(layer: int, head: int, gate: float) -> list[float]:
-        """Loss of each segment with one gate moved in it, and open in the segments before."""
-        found, memory = [], model.empty_memory(2)
-        for inputs, targets in batches:
-            gates = [torch.full((s,), x.scale).double() for s, x in zip(sizes, model.layers, strict=True)]
-            _, after = model(inputs, targets, memory, gates)
-            gates[layer][head] *= gate
-            nats, _ = model(inputs, targets, memory, gates)
-            found.append(float(nats.sum()))
-            memory = after
-        return found
-
-    for layer, size in enumerate(sizes):
-        for head in range(size):
-            above, below = losses(layer, head, 1 + step), losses(layer, head, 1 - step)
-            for a, b in zip(above, below, strict=True):
-                scores[layer][head] += abs(a - b) / (2 * step)
-    return [layer / layer.norm() if len(layer) else layer for layer in scores]
-
-
-@pytest.mark.parametrize("kept", [None, UNEVEN], ids=["dense", "cut"])
-def test_gradient_is_the_losses_slope_at_open_gates(
-    random_model: Models, batches: Batches, kept: list[list[int]] | None
-) -> None:
-    scales = None if kept is None else [8 / max(len(heads), 1) for heads in kept]
-    model = random_model(torch.float64, heads_kept=kept, output_scale=scales)
-    found = gradient_scores(model, batches)
-    expected = gradients_by_differences(model, batches, 1e-5)
-    for layer, values in zip(found, expected, strict=True):
-        torch.testing.assert_close(layer.double(), values, rtol=1e-4, atol=1e-6)
-        assert len(layer) == 0 or float(layer.norm()) == pytest.approx(1, abs=1e-5)
-
-
-@pytest.mark.parametrize("scores", [magnitude_scores, gradient_scores])
-def test_scoring_leaves_the_model_as_it_was(
-    random_model: Models, batches: Batches, scores: Callable[..., list[Tensor]]
-) -> None:
-    model = random_model(attention_dropout=0.5, projection_dropout=0.5, word_dropout=0.5).train()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    first = scores(model, batches)
-    assert model.training
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert not any(layer.output._forward_pre_hooks for layer in model.layers)
-    for one, other in zip(first, scores(model, batches), strict=True):
-        assert torch.equal(one, other), "no dropout noise in the scores"
-
-
-def test_a_head_that_does_nothing_is_the_first_to_go(random_model: Models, batches: Batches) -> None:
-    model = random_model()
-    with torch.no_grad():
-        model.layers[1].output.weight[:, 3 * 4 : 4 * 4] = 0
-    for scores in (magnitude_scores(model, batches), gradient_scores(model, batches)):
-        gates = keep_highest(scores, 23, Scope.all_layers)
-        assert [(layer, int(g.argmin())) for layer, g in enumerate(gates) if not g.all()] == [(1, 3)]
-
-
-def test_random_scores_follow_the_seed() -> None:
-    first, again, other = (random_scores([4, 0, 3], generator(seed, "selection")) for seed in (1, 1, 2))
-    assert [len(layer) for layer in first] == [4, 0, 3]
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first[0], other[0])
-    share = torch.cat(random_scores([1000] * 10, generator(1, "selection"))).mean()
-    assert float(share) == pytest.approx(0.5, abs=0.02)
-
-
-class TestKeepHighest:
-    scores = (torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([0.1, 0.5, 0.3]), torch.zeros(0))
-
-    @pytest.mark.parametrize(
-        ("keep", "expected"),
-        [
-            (0, [[0, 0, 0, 0], [0, 0, 0], []]),
-            (3, [[1, 1, 1, 0], [0, 0, 0], []]),
-            (5, [[1, 1, 1, 1], [0, 1, 0], []]),
-            (7, [[1, 1, 1, 1], [1, 1, 1], []]),
-        ],
-    )
-    def test_over_all_layers(self, keep: int, expected: list[list[int]]) -> None:
-        gates = keep_highest(self.scores, keep, Scope.all_layers)
-        assert [layer.int().tolist() for layer in gates] == expected
-
-    @pytest.mark.parametrize(
-        ("keep", "expected"),
-        [
-            (0, [[0, 0, 0, 0], [0, 0, 0], []]),
-            (1, [[1, 0, 0, 0], [0, 0, 0], []]),
-            (4, [[1, 1, 0, 0], [0, 1, 1], []]),
-            (5, [[1, 1, 1, 0], [0, 1, 1], []]),
-            (7, [[1, 1, 1, 1], [1, 1, 1], []]),
-        ],
-    )
-    def test_in_each_layer(self, keep: int, expected: list[list[int]]) -> None:
-        gates = keep_highest(self.scores, keep, Scope.each_layer)
-        assert [layer.int().tolist() for layer in gates] == expected
-
-    def test_equal_scores_still_give_the_number(self) -> None:
-        for scope in Scope:
-            gates = keep_highest([torch.zeros(4), torch.zeros(4)], 5, scope)
-            assert sum(int(layer.sum()) for layer in gates) == 5
 
 
 def changes(selection: Selection, **more: Any) -> dict[str, Any]:
@@ -259,8 +42,7 @@ def changes(selection: Selection, **more: Any) -> dict[str, Any]:
 def selected(model: AllAttentionLM, settings: PruneSettings) -> list[Tensor]:
     """The gates that a run of these settings should decide on."""
     text = evaluation_stream(model.config, prepare(replace(settings.data)), "valid", settings.eval)
-    batches = [(segment.inputs, segment.targets) for segment in text]
-    return select_heads(model, batches, settings.gates, 4, generator(settings.seed, "selection"))
+    return select_heads(model, as_batches(text), settings.gates, 4, generator(settings.seed, "selection"))
 
 
 @pytest.mark.parametrize("scope", Scope)
@@ -294,6 +76,81 @@ def test_run_removes_the_number_and_fine_tunes(
     dense = load_model(dense_run.last).model
     gates = selected(dense, settings)
     assert [layer.nonzero().flatten().tolist() for layer in gates] == kept
+
+
+def test_every_score_is_a_selection() -> None:
+    """Those of the first token are refused: a segment that carries a memory has none."""
+    for name, score in SCORES.items():
+        gates = GatesConfig(selection=Selection(name), target_sparsity=0.5)
+        if score.needs_no_memory:
+            with pytest.raises(InputError, match=rf"gates\.selection={name} is about the first token"):
+                check_gates(gates, 20_000)
+        else:
+            check_gates(gates, 20_000)
+    assert {s.value for s in Selection} - SCORES.keys() == {"l0", "iterative"}
+
+
+def test_selection_by_a_score_of_sequences(runs: Runs, dense_run: RunFolder) -> None:
+    """The heads of the highest mean over the segments of the validation text stay; filler does not count."""
+    dense = load_model(dense_run.last).model
+    settings = runs.pruning("any", dense_run.last, eval__rows=3, **changes(Selection.ahon_ln))
+    text = evaluation_stream(dense.config, prepare(replace(settings.data)), "valid", settings.eval)
+    assert isinstance(text, EvaluationStream)
+    totals, sequences, memory = [torch.zeros(4), torch.zeros(4)], 0, None
+    lengths: list[int] = []
+
+    class Norms(Visitor):
+        def z(self, layer: int, z: Tensor) -> None:
+            for row, length in enumerate(lengths):
+                if length > 0:
+                    norms = z[row, :length].norm(dim=-1).mean(0)
+                    totals[layer] += norms / norms.mean()
+
+    own = OwnModel(dense)
+    for segment in text:
+        assert segment.first is not None
+        width = segment.inputs.shape[1]
+        lengths[:] = [min(width, row.end - int(at)) for row, at in zip(text.rows, segment.first, strict=True)]
+        sequences += sum(length > 0 for length in lengths)
+        everything = torch.ones_like(segment.inputs, dtype=torch.bool)
+        with torch.no_grad(), own.watch(Norms()):
+            _, memory = own.nats(Batch(segment.inputs, segment.targets, everything), memory)
+    assert min(lengths) < width, "a row ends early"
+    lowest = (torch.cat(totals) / sequences).sort().indices[:4].tolist()
+    gates = selected(dense, settings)
+    assert (torch.cat(gates) == 0).nonzero().flatten().tolist() == sorted(lowest)
+
+
+@pytest.mark.parametrize("output_scaling", [True, False])
+def test_flap_compensates_in_the_bias(runs: Runs, dense_run: RunFolder, output_scaling: bool) -> None:
+    """What the heads that go wrote on average over the validation text; training itself hardly moves it."""
+    still = {"optimizer__learning_rate": 1e-12, "gates__output_scaling": output_scaling, "eval__interval": 0}
+    settings = runs.pruning("flap", dense_run.last, **changes(Selection.flap, **still))
+    cut = load_model(runs.run(settings).last).model
+    dense = load_model(dense_run.last).model
+    gates = selected(dense, settings)
+    text = evaluation_stream(dense.config, prepare(replace(settings.data)), "valid", settings.eval)
+    own, memory = OwnModel(dense), None
+    zs: list[list[Tensor]] = [[], []]
+    counted: list[Tensor] = []
+
+    class Keeping(Visitor):
+        def z(self, layer: int, z: Tensor) -> None:
+            zs[layer].append(z.flatten(0, 1)[counted[-1]])
+
+    for segment in text:
+        counted.append(segment.targets.flatten() >= 0)
+        everything = torch.ones_like(segment.inputs, dtype=torch.bool)
+        with torch.no_grad(), own.watch(Keeping()):
+            _, memory = own.nats(Batch(segment.inputs, segment.targets, everything), memory)
+    for layer, gate in enumerate(gates):
+        assert cut.config.kept(layer) == gate.nonzero().flatten().tolist()
+        assert cut.config.scale(layer) == (4 / max(int(gate.sum()), 1) if output_scaling else 1)
+        z = torch.cat(zs[layer]).double().mean(0)  # (h, c)
+        written = torch.einsum("hc,hcd->hd", z, own.layers[layer].output_blocks().double())
+        expected = dense.layers[layer].bias.double() + written[gate == 0].sum(0)
+        torch.testing.assert_close(cut.layers[layer].bias.double(), expected, rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(cut.layers[layer].bias, dense.layers[layer].bias) or gate.all()
 
 
 @pytest.mark.parametrize("steps", [4, 13], ids=["fewer", "more"])

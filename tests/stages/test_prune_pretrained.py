@@ -94,7 +94,7 @@ def test_gates_alone_leave_the_weights_as_they_were(
     assert not torch.equal(last[output], given[output][:, rows : rows + 12])
 
 
-@pytest.mark.parametrize("selection", [Selection.gradient, Selection.random])
+@pytest.mark.parametrize("selection", [Selection.gradient, Selection.random, Selection.circuit_ahon_ln])
 def test_other_selections(
     runs: Any, pruning: Callable[..., PruneSettings], llama: Path, selection: Selection
 ) -> None:
@@ -108,6 +108,8 @@ def test_other_selections(
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "attention weights": ({"gates__selection": Selection.aeqd}, "llama.* shows no attention weights"),
+    "bias": ({"gates__selection": Selection.flap}, "gates.selection=flap.* is for models of allattn"),
     "memory": ({"eval__mode": EvaluationMode.memory}, "carries no memory"),
     "too long": ({"schedule__segment_length": 65}, "reads at most 64 tokens"),
     "no model": ({}, "holds no weights"),
