@@ -89,7 +89,8 @@ def _own(settings: StudySettings, opened: Opened) -> Subject:
 
     weights = file_hash(opened.path / WEIGHTS_FILE if opened.path.is_dir() else opened.path)
     identity = {"weights": weights, "dtype": settings.dtype.value}
-    return Subject(settings.checkpoint, model, *read, partial(_run, settings, model, harness), identity)
+    run = partial(_run, settings, model, harness)
+    return Subject(settings.checkpoint, model, *read, run, identity, several_kinds=True)
 
 
 def _of_others(settings: StudySettings, folder: Path) -> Subject:

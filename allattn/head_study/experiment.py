@@ -15,7 +15,7 @@ from allattn.head_study.result import Agreement, ClosedByGates, Mask, Measured, 
 from allattn.head_study.subject import Subject, score_text
 from allattn.heads.masks import DynamicMask, StaticMask, threshold
 from allattn.heads.ranking import Scope, closed_among_lowest, keep_highest, overlap_of_lowest, spearman
-from allattn.heads.scores import RANDOM, SCORES, importance, sequence_scores, text_scores
+from allattn.heads.scores import MASSES, RANDOM, SCORES, importance, sequence_scores, text_scores
 from allattn.heads.watched import Visitor
 from allattn.randomness import generator
 from allattn.training.display import watched
@@ -142,9 +142,15 @@ class Study:
         what = {"reading": viewed}
         kept = self.record.get(what)
         if kept is None:
-            text = self.subject.calibration
+            text, model = self.subject.calibration, self.subject.model
             batches = watched(text.batches(), "reading WO", self.progress)
-            kept = asdict(read_projections(self.subject.model, batches, text.memory, viewed, seed))
+            kept = asdict(read_projections(model, batches, text.memory, viewed, seed))
+            if self.subject.several_kinds:
+                batches = watched(text.batches(), "reading attention", self.progress)
+                masses = text_scores(model, batches, MASSES, text.memory)
+                for layer in kept["layers"]:
+                    of_layer = {name: values[layer["layer"]] for name, values in masses.items()}
+                    layer["masses"] = {name: values.tolist() for name, values in of_layer.items()}
             self.record.add(what, kept)
         layers = [self._ablated(LayerReading(**layer)) for layer in kept["layers"]]
         return Reading(layers, kept["viewed"], kept["columns"], kept["rows"])

@@ -1,7 +1,7 @@
 """Reading every layer's output projection on a text, and what becomes of the model without it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ class LayerReading:
     rotated_kurtosis: float  # of the same after a random rotation
     zero_perplexity: float | None = None  # of the test text where the layer's heads write nothing
     identity_perplexity: float | None = None  # where Y = Z; only where h * dv = d
+    masses: dict[str, list[float]] = field(default_factory=dict)  # mean attention on each kind of keys
 
 
 @dataclass(frozen=True)

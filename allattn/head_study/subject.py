@@ -20,7 +20,8 @@ class Subject:
     calibration: Text
     test: Text
     run_tasks: Callable[[Visitor], Mapping[str, float]]  # "task metric" -> number, through a mask
-    identity: Mapping[str, Any]  # of weights and tasks: what every measurement depends on
+    identity: Mapping[str, Any]  # of the weights: what every measurement depends on
+    several_kinds: bool = False  # of keys: memory, persistent vectors too
 
     @property
     def heads(self) -> list[int]:

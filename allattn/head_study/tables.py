@@ -50,6 +50,7 @@ READING_NOTES = (
     "the same after a random rotation; a stream without a basis of its own has the same twice (Gaussian: 3)",
     "zero, identity: perplexity of the test text where the layer's heads write nothing, or Y = Z (only where "
     "heads times head width is the model's width); learned = the unmasked model",
+    "mass on memory, segment, persistent: mean attention on each kind of keys, over tokens and heads",
 )
 
 
@@ -142,6 +143,7 @@ def _reading_table(result: StudyResult, reading: Reading) -> TextTable:
             f"{layer.rotated_kurtosis:.1f}",
             _known(layer.zero_perplexity),
             _known(layer.identity_perplexity),
+            *(f"{statistics.fmean(values):.3f}" for values in layer.masses.values()),
         ]
         for layer in reading.layers
     ]
@@ -155,6 +157,7 @@ def _reading_table(result: StudyResult, reading: Reading) -> TextTable:
         "rotated",
         "perplexity, zero",
         "perplexity, identity",
+        *(name.replace("_", " ") for name in reading.layers[0].masses),
     )
     unmasked = result.unmasked.perplexity
     return TextTable(
@@ -236,6 +239,7 @@ def _heads(result: StudyResult) -> list[dict[str, CsvValue]]:
                 row["block_norm"] = read[layer].block_norms[head]
                 row["effective_rank"] = read[layer].effective_ranks[head]
                 row["share_of_output"] = read[layer].shares_of_output[head]
+                row |= {name: values[head] for name, values in read[layer].masses.items()}
             rows.append(row)
     return rows
 

@@ -57,6 +57,10 @@ def test_a_killed_study_goes_on_to_the_same_record(
     words = ("study", f"checkpoint={dense_run.last}", *TINY, *BOTH, "output.read=true")
     done(command_line(*words, "folder=whole"))
     whole = (tmp_path / "whole" / RECORD).read_text().splitlines()
+    read = [row for row in rows(tmp_path / "whole", "heads.csv") if row["layer"] == "1"]
+    masses = [[float(row[f"mass_on_{kind}"]) for kind in ("memory", "segment", "persistent")] for row in read]
+    assert [sum(each) for each in masses] == pytest.approx([1.0] * len(read))
+    assert all(min(each) > 0 for each in masses)
     cut = tmp_path / "cut"
     cut.mkdir()
     (cut / RECORD).write_text("\n".join([*whole[:7], whole[7][:40]]))
