@@ -43,7 +43,7 @@ def encodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     build = corpus._build
 
     def counting(*arguments) -> None:  # type: ignore[no-untyped-def]
-        folders.append(arguments[4])
+        folders.append(next(each for each in arguments if isinstance(each, Path)))
         build(*arguments)
 
     monkeypatch.setattr(corpus, "_build", counting)
