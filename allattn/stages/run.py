@@ -80,6 +80,7 @@ class Run(Generic[Settings]):
         self.state: dict[str, Any] | None = None
         self.articles: dict[str, Any] = {}
         self._began = time.time()
+        self._parent = os.getppid()  # of a process that is not the first: the first, or a launcher
         self._open = ExitStack()
 
     @property
@@ -178,14 +179,16 @@ class Run(Generic[Settings]):
         """Take up last.ckpt with heads removed so often: the first process has written it, the others wait.
 
         Raises:
-            InputError: the first process has failed, or has not written it for half an hour.
+            InputError: the first process has failed or ended, or has not written it for half an hour.
         """
         until = time.monotonic() + WAIT.total_seconds()
         while not self._stands_behind(cuts):
             failure = self.folder.failure
             failed = failure.exists() and failure.stat().st_mtime >= self._began  # not an earlier start's
-            if failed or time.monotonic() > until:
-                ended = f"has failed ({failure} says why)" if failed else f"has not written it for {WAIT}"
+            lost = os.getppid() != self._parent
+            if failed or lost or time.monotonic() > until:
+                ended = "was killed" if lost else f"has not written it for {WAIT}"
+                ended = f"has failed ({failure} says why)" if failed else ended
                 raise InputError(f"{self.folder.last}: the first process {ended}; start the run again")
             time.sleep(LOOK_AGAIN_SECONDS)
 

@@ -9,6 +9,7 @@ from allattn.errors import InputError, first_line
 from allattn.files import file_hash, user_path, write_atomically
 from allattn.training.hub_models import PREFIX as HUB_PREFIX
 from allattn.training.hub_models import hub_folder
+from allattn.training.wandb_variables import LONGEST_NAME
 
 if TYPE_CHECKING:
     import wandb
@@ -59,7 +60,7 @@ def to_be_uploaded(run_name: str, result: dict[str, Any], files: list[Path]) -> 
     """An artifact of type `model` with these files and the run's result, nested: W&B takes 100 keys."""
     import wandb
 
-    name = re.sub(r"[^\w.-]+", "-", run_name)
+    name = re.sub(r"[^\w.-]+", "-", run_name)[-LONGEST_NAME:]
     artifact = wandb.Artifact(name, type="model", metadata=result)
     for file in files:
         artifact.add_file(str(file), policy="immutable", skip_cache=True)

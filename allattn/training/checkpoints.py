@@ -18,6 +18,7 @@ from allattn.files import write_atomically
 from allattn.heads.ranking import Scope
 from allattn.model.gated import Sizes
 from allattn.pruning.phase import Phase
+from allattn.training.restoring import check_sections, refusal
 from allattn.training.segment_memory import by_stream, is_memory
 from allattn.training.weights import check_weights, recorded_sizes
 
@@ -113,8 +114,8 @@ def read_resumable(path: Path) -> dict[str, Any]:
     """`read_checkpoint` of one that training can go on from; before the first step it takes weights alone.
 
     Raises:
-        InputError: as `read_checkpoint`, it lacks the optimizer's state or Lightning's, or the segment memory
-            is not the model's.
+        InputError: as `read_checkpoint`, it lacks the optimizer's state or Lightning's, or one of them or the
+            segment memory is not the model's.
     """
     checkpoint = read_checkpoint(path)
     missing = [name for name in _RESUMED if name not in checkpoint]
@@ -123,7 +124,9 @@ def read_resumable(path: Path) -> dict[str, Any]:
     meta = checkpoint["allattn"]
     config = sizes_from_dict(meta["model"])
     if not all(is_memory(memory, config) for memory in (meta["memory"], meta.get("teacher_memory", []))):
-        raise InputError(f"{path}: is damaged: its segment memory does not belong to its model")
+        raise refusal(path, "segment memory")
+    if meta["step"]:
+        check_sections(checkpoint, path)
     return checkpoint
 
 

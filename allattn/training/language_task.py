@@ -20,11 +20,14 @@ from allattn.training.distillation import NoTeacher
 from allattn.training.optimizers import (
     arranged,
     clip_gradients,
+    lacks_moments,
     learning_rate_factor,
     make_optimizer,
+    moment_names,
     parameter_groups,
     set_learning_rates,
 )
+from allattn.training.restoring import SectionError
 from allattn.training.segment_memory import by_stream, memory_before, of_process
 from allattn.training.sharding import average_gradients, shard
 
@@ -163,6 +166,9 @@ class LanguageTask(L.LightningModule):
         checkpoint["optimizer_states"] = [  # the phase before, or an earlier version, trained others
             arranged(state, groups) for state in checkpoint["optimizer_states"]
         ]
+        needed = moment_names(self._parameter_groups(), self.optimizer_config)
+        if any(lacks_moments(state, needed) for state in checkpoint["optimizer_states"]):
+            raise SectionError("optimizer_states")
 
     def _own(self, memory: Memory) -> dict[int, Memory]:
         """This process's part of all streams' memory, on its device."""

@@ -159,6 +159,40 @@ def arranged(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, A
     return {**state, "state": kept, "param_groups": arranged_groups}
 
 
+def moment_names(groups: list[dict[str, Any]], config: OptimizerConfig) -> dict[str, set[str]]:
+    """What the optimizer needs of an earlier step, by group: names of a parameter's moments, and `step`.
+
+    Found by one update of a parameter with one element in the place of each group's first.
+    """
+    small = [
+        {**group, "params": [(name, nn.Parameter(torch.ones([1] * p.ndim)))]}
+        for group in groups
+        for name, p in group["params"][:1]
+    ]
+    optimizer = _new_optimizer(small, config, fused=False)
+    found = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for group in optimizer.param_groups:
+        (parameter,) = group["params"]
+        entries = optimizer.state[parameter]
+        moments = {name for name, value in entries.items() if isinstance(value, Tensor) and value.ndim}
+        found[group["name"]] = moments | ({"step"} & {*entries, *group})
+    return found
+
+
+def lacks_moments(state: dict[str, Any], needed: dict[str, set[str]]) -> bool:
+    """Whether a state dict lacks, of a parameter that it has entries of, what `moment_names` says."""
+    return any(
+        not needed.get(group["name"], set()) <= {*entries, *group}
+        for group in state["param_groups"]
+        for number in group["params"]
+        if (entries := state["state"].get(number)) is not None
+    )
+
+
 def _keep_options(optimizer: torch.optim.Optimizer) -> None:
     """Let `load_state_dict` restore what the steps made; what the settings say stays as they say it now."""
     options = [

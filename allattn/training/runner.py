@@ -27,6 +27,7 @@ from allattn.training.config import EvaluationConfig, OptimizerName, ScheduleCon
 from allattn.training.display import step_display
 from allattn.training.fitting import GIB, fitting_groups
 from allattn.training.language_task import LanguageTask
+from allattn.training.restoring import watch_restoring
 from allattn.training.run_folder import RunFolder
 from allattn.training.scoring import Score, score_split
 from allattn.training.sharding import ShardedStrategy
@@ -214,6 +215,7 @@ def fit(
         limit_val_batches=0,
         log_every_n_steps=1,
     )
+    watch_restoring(trainer._checkpoint_connector, folder.last)
     task.model.use_core(CORES[training_core(trainer_config)])
     if trainer_config.compile:
         # Layers differ in head count, and each is compiled with and without gradient and full memory.

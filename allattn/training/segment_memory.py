@@ -49,4 +49,5 @@ def is_memory(memory: Any, config: Sizes) -> bool:
         and streams > 0
         and length <= config.memory_length
         and all(layer.shape == shape and layer.is_floating_point() for layer in memory)
+        and all(bool(torch.isfinite(layer).all()) for layer in memory)
     )

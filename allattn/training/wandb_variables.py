@@ -14,6 +14,8 @@ from allattn.errors import InputError
 from allattn.training.config import LoggerConfig, WandbMode
 
 PROJECT = "allattn"  # where neither a setting nor a variable names one
+LONGEST_TAG, LONGEST_NAME = 64, 128  # characters that W&B takes of a tag, and of a project or group
+_NOT_IN_A_PROJECT = "/\\#?%:"
 
 
 class Rule(Enum):
@@ -109,10 +111,11 @@ def with_variables(config: LoggerConfig, given: Mapping[str, str]) -> LoggerConf
     """The logger settings with the environment's wishes where no setting was given.
 
     Raises:
-        InputError: WANDB_MODE is no mode, or contradicts logger=online.
+        InputError: WANDB_MODE is no mode, or contradicts logger=online; or W&B is on and would not
+            take a name, which it says only after the training where it is offline.
     """
     tags = [tag.strip() for tag in given.get("WANDB_TAGS", "").split(",")]
-    return replace(
+    asked = replace(
         config,
         wandb=_mode(config.wandb, given.get("WANDB_MODE") or "online"),
         project=config.project or given.get("WANDB_PROJECT") or PROJECT,
@@ -120,6 +123,29 @@ def with_variables(config: LoggerConfig, given: Mapping[str, str]) -> LoggerConf
         group=config.group or given.get("WANDB_RUN_GROUP") or None,
         tags=list(dict.fromkeys([*config.tags, *filter(None, tags)])),
     )
+    if asked.wandb is not WandbMode.none:
+        _check_names(asked)
+    return asked
+
+
+def _check_names(config: LoggerConfig) -> None:
+    for tag in config.tags:
+        if not 1 <= len(tag) <= LONGEST_TAG:
+            raise InputError(
+                f"logger.tags (or WANDB_TAGS): W&B takes tags of 1 to {LONGEST_TAG} characters, and "
+                f"{tag[:20]!r}... has {len(tag)}"
+            )
+    for name, value in (("project", config.project or ""), ("group", config.group or "")):
+        if len(value) > LONGEST_NAME:
+            variable = {"project": "WANDB_PROJECT", "group": "WANDB_RUN_GROUP"}[name]
+            raise InputError(
+                f"logger.{name} (or {variable}): W&B takes at most {LONGEST_NAME} characters, and "
+                f"{value[:20]!r}... has {len(value)}"
+            )
+    if found := sorted(set(_NOT_IN_A_PROJECT) & set(config.project or "")):
+        raise InputError(
+            f"logger.project={config.project} (or WANDB_PROJECT): W&B takes no {' '.join(found)} in it"
+        )
 
 
 def agents_id(given: Mapping[str, str]) -> str | None:

@@ -29,6 +29,13 @@ def test_no_process_waits_for_one_that_has_failed(waiting: Run[Any]) -> None:
         waiting.go_on_from(1)
 
 
+def test_no_process_waits_for_one_that_was_killed(waiting: Run[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system gives its children to another process."""
+    monkeypatch.setattr(run_module.os, "getppid", lambda: 1)
+    with pytest.raises(InputError, match=r"last\.ckpt: the first process was killed; start the run again"):
+        waiting.go_on_from(1)
+
+
 def test_waiting_has_an_end(waiting: Run[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "WAIT", timedelta(seconds=0))
     monkeypatch.setattr(run_module, "LOOK_AGAIN_SECONDS", 0.001)

@@ -91,5 +91,5 @@ def test_memory_that_is_not_the_models_is_refused(
     folder.checkpoints.mkdir(parents=True)
     (folder.path / "config.yaml").write_text(dense_run.config.read_text().replace("dense", "damaged"))
     torch.save(checkpoint, folder.last)
-    with pytest.raises(InputError, match=r"last\.ckpt: is damaged: its segment memory"):
+    with pytest.raises(InputError, match=r"last\.ckpt: is damaged: no run can go on from its segment memory"):
         runs.run(runs.pretraining("damaged", resume=Resume.changed))

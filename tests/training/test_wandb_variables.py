@@ -122,6 +122,28 @@ def test_variables_give_what_no_setting_does() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"WANDB_TAGS": "a," + "b" * 65}, r"logger\.tags .*1 to 64 characters, and 'bbb.* has 65"),
+        ({"WANDB_PROJECT": "p" * 129}, r"logger\.project .*at most 128 characters"),
+        ({"WANDB_RUN_GROUP": "g" * 129}, r"logger\.group .*at most 128 characters"),
+        ({"WANDB_PROJECT": "lab/own"}, r"logger\.project=lab/own .* takes no / in it"),
+    ],
+)
+def test_names_that_wandb_does_not_take_are_refused_before_training(
+    given: dict[str, str], named: str
+) -> None:
+    """Offline as online; where W&B is off they do not matter. The client's own rules are no looser."""
+    for mode in (WandbMode.online, WandbMode.offline):
+        with pytest.raises(InputError, match=named):
+            with_variables(LoggerConfig(mode), given)
+    with_variables(LoggerConfig(WandbMode.none), given)
+    longest = {"WANDB_TAGS": "b" * 64, "WANDB_PROJECT": "p" * 128, "WANDB_RUN_GROUP": "g" * 128}
+    taken = with_variables(LoggerConfig(), longest)
+    wandb.Settings(project=taken.project, run_tags=taken.tags, run_group=taken.group)
+
+
+@pytest.mark.parametrize(
     ("mode", "named"), [("offline", "contradicts WANDB_MODE=offline"), ("shared", "must be online")]
 )
 def test_a_mode_that_cannot_be_obeyed_is_refused(mode: str, named: str) -> None:
