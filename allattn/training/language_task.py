@@ -166,7 +166,7 @@ class LanguageTask(L.LightningModule):
         checkpoint["optimizer_states"] = [  # the phase before, or an earlier version, trained others
             arranged(state, groups) for state in checkpoint["optimizer_states"]
         ]
-        needed = moment_names(self._parameter_groups(), self.optimizer_config)
+        needed = moment_names(groups, self.optimizer_config)
         if any(lacks_moments(state, needed) for state in checkpoint["optimizer_states"]):
             raise SectionError("optimizer_states")
 
