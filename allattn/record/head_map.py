@@ -16,7 +16,7 @@ from allattn.pictures.drawing import png
 from allattn.pictures.pi import draw_pi_and_kept
 from allattn.pruning.surgery import sparsity
 from allattn.training.checkpoints import has_gates
-from allattn.training.cutting import cut_checkpoint, freeze_plan
+from allattn.training.cutting import at_freeze
 
 PICTURE_ENDING = ".png"
 
@@ -30,7 +30,7 @@ def head_record(checkpoint: dict[str, Any]) -> dict[str, Any]:
     gated = has_gates(checkpoint)
     present = sizes_from_dict(checkpoint["allattn"]["model"]).heads_kept_total
     if gated:
-        checkpoint = cut_checkpoint(checkpoint, freeze_plan(checkpoint))
+        checkpoint = at_freeze(checkpoint)
     meta = checkpoint["allattn"]
     config = sizes_from_dict(meta["model"])
     dense = config.dense()

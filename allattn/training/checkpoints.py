@@ -125,7 +125,7 @@ def read_resumable(path: Path) -> dict[str, Any]:
     config = sizes_from_dict(meta["model"])
     if not all(is_memory(memory, config) for memory in (meta["memory"], meta.get("teacher_memory", []))):
         raise refusal(path, "segment memory")
-    if meta["step"]:
+    if meta["step"] or "optimizer_states" in checkpoint:
         check_sections(checkpoint, path)
     return checkpoint
 

@@ -55,6 +55,12 @@ def cut_checkpoint(
     return cut
 
 
+def at_freeze(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint of the gate phase without its closed heads and without what only training needs."""
+    weights = {name: part for name, part in checkpoint.items() if name != "optimizer_states"}
+    return cut_checkpoint(weights, freeze_plan(checkpoint))
+
+
 def cut_optimizer_state(state: dict[str, Any], plan: RemovalPlan) -> dict[str, Any]:
     """An optimizer's state dict without the removed heads' moments and without the gates' group.
 

@@ -11,7 +11,7 @@ from allattn.errors import InputError
 from allattn.families import sizes_from_dict
 from allattn.model.gated import GatedLM, Sizes
 from allattn.training.checkpoints import has_gates, model_weights, read_checkpoint
-from allattn.training.cutting import cut_checkpoint, freeze_plan
+from allattn.training.cutting import at_freeze
 from allattn.training.weights import model_from_weights
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -37,7 +37,7 @@ def load_model(path: Path) -> Loaded:
 def rebuild(checkpoint: dict[str, Any], path: Path) -> Loaded:
     """`load_model` from a checkpoint that has been read already; `path` is for messages."""
     if has_gates(checkpoint):
-        checkpoint = cut_checkpoint(checkpoint, freeze_plan(checkpoint))
+        checkpoint = at_freeze(checkpoint)
     config = sizes_from_dict(checkpoint["allattn"]["model"])
     return Loaded(build_model(config, checkpoint["state_dict"], path), checkpoint["allattn"])
 
