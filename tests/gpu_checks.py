@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from support.cores import LARGER, SHAPES, Shape, error, make
+from support.cores import LARGER, SHAPES, Shape, error, make, with_tensors
 from support.fused_attention import attend_flex, attend_sdpa
 from support.measured_steps import PRECISIONS
 
@@ -216,7 +216,8 @@ def _against(size: Size, device: torch.device, core: Core, name: str) -> Iterato
     all_cores: dict[str, Core] = {"recompute": CORES["recompute"], "plain": CORES["plain"], name: core}
     for label, shape in size.layers.items():
         for dtype in (torch.float32, torch.bfloat16):
-            inputs = make(shape, dtype, scales=(shape[4] ** 0.5, shape[5] ** 0.5), device=device.type)
+            leaves = make(shape, dtype, scales=(shape[4] ** 0.5, shape[5] ** 0.5), device=device.type)
+            inputs = with_tensors(leaves, [x.detach() for x in leaves.tensors])  # flex asks it on a CPU
             with torch.no_grad():
                 actions = {one: partial(call, inputs) for one, call in all_cores.items()}
                 seconds = in_turn(actions, 2 * size.repeats, device)

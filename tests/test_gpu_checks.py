@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_checks import SECTIONS, collect, main, run_section
+from support.cores import LARGER, exact, loop, make, with_tensors
+from support.fused_attention import attend_flex
 
 CPU = torch.device("cpu")
 COMPILING = ("compiled", "flex")  # a minute
@@ -29,6 +31,16 @@ def test_a_section(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", COMPILING)
 def test_a_section_that_compiles(name: str, tmp_path: Path) -> None:
     assert len(rows_of(name, tmp_path)) >= 2
+
+
+@pytest.mark.slow
+def test_flex_attention_does_the_same() -> None:
+    """Up to the rounding of sums over 183 keys."""
+    inputs = exact(make(LARGER, torch.float32, scales=(1.0, 1.0)))
+    given = with_tensors(inputs, [x.detach().float() for x in inputs.tensors])
+    with torch.no_grad():
+        wanted, found = loop(inputs), attend_flex(given)
+    assert (found.double() - wanted).abs().max() < 183 * torch.finfo(torch.float32).eps * wanted.abs().max()
 
 
 def test_out_of_memory_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

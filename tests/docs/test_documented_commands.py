@@ -17,6 +17,7 @@ ELSEWHERE = {  # what runs it
     "python -m pytest": ".ci/run",
     "python -m pip install": ".ci/run",
     "python tests/baselines.py": "tests/test_baselines.py",
+    "allattn memory": "tests/commands/test_memory_command.py",
     "python tests/reliability/fault_script.py": "tests/reliability/test_faults.py",
     "allattn benchmark": "tests/benchmark/test_command.py",
     "python prune.py -m study=architectures": "tests/commands/test_studies.py",
