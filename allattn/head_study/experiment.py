@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from allattn.errors import InputError
 from allattn.head_study.config import StudyConfig, chosen_scores
 from allattn.head_study.reading import LayerReading, Reading, ablations, read_projections
 from allattn.head_study.record import Record
@@ -31,6 +32,9 @@ class Study:
         settings: checked.
         record: what earlier starts have measured is taken from it.
         progress: show bars or lines on standard error.
+
+    Raises:
+        InputError: the model has no heads, or none in the layer whose projection is to be shown.
     """
 
     def __init__(self, subject: Subject, settings: StudyConfig, record: Record, progress: bool) -> None:
@@ -39,6 +43,14 @@ class Study:
         self.record = record
         self.progress = progress
         self.names = chosen_scores(settings, subject.calibration.memory)
+        with_heads = [layer for layer, heads in enumerate(subject.heads) if heads]
+        if not with_heads:
+            raise InputError(f"{subject.name}: has no heads to study")
+        if settings.output.read and settings.output.layer not in with_heads:
+            layers = ", ".join(map(str, with_heads))
+            raise InputError(
+                f"output.layer={settings.output.layer}: has no heads; layers that have: {layers}"
+            )
 
     def run(self, closed: Sequence[Sequence[int]] | None, settings: Mapping[str, Any]) -> StudyResult:
         """Measure what is missing.
@@ -48,8 +60,8 @@ class Study:
             settings: by name, to be shown.
         """
         by_sequence, by_text = self._scores()
-        points = self._points()
-        unmasked = self._measured({"mask": "none"}, lambda: None, "unmasked")
+        unmasked = self._measured({"mask": "none"}, lambda: None)
+        points = watched(self._points(), "zeroing heads", self.progress)
         found = {point: self._point(point, by_sequence, by_text) for point in points}
         ranked = {name: importance(name, layers) for name, layers in by_text.items()}
         closed_by_gates = [
@@ -102,8 +114,7 @@ class Study:
 
     def _point(self, point: Point, by_sequence: Scores, by_text: Scores) -> Measured:
         what = {**asdict(point), "mask": point.mask.value}
-        shown = f"{point.mask.value} {point.score} {point.asked:g}"
-        return self._measured(what, lambda: self._mask(point, by_sequence, by_text), shown)
+        return self._measured(what, lambda: self._mask(point, by_sequence, by_text))
 
     def _mask(self, point: Point, by_sequence: Scores, by_text: Scores) -> StaticMask | DynamicMask:
         heads, seed = self.subject.heads, point.seed
@@ -120,22 +131,22 @@ class Study:
         return StaticMask(keep_highest(ranked, keep, Scope.all_layers))
 
     def _measured(
-        self, what: Mapping[str, Any], mask: Callable[[], StaticMask | DynamicMask | None], shown: str
+        self, what: Mapping[str, Any], mask: Callable[[], StaticMask | DynamicMask | None]
     ) -> Measured:
         """Perplexity and tasks through a mask, from the record where it has them."""
         if (kept := self.record.get(what)) is not None:
             return Measured(**kept)
         visitor = mask()
-        nats, tokens = self._scored(visitor or Visitor(), shown)
+        nats, tokens = self._scored(visitor or Visitor())
         share = 0.0 if visitor is None else visitor.share  # of the text, before any task
         found = Measured(share, nats, tokens, dict(self.subject.run_tasks(visitor or Visitor())))
         self.record.add(what, asdict(found))
         return found
 
-    def _scored(self, visitor: Visitor, shown: str) -> tuple[float, int]:
+    def _scored(self, visitor: Visitor) -> tuple[float, int]:
         """Nats and tokens of the test text under a visitor."""
         with self.subject.model.watch(visitor):
-            return score_text(self.subject.model, self.subject.test, shown, self.progress)
+            return score_text(self.subject.model, self.subject.test)
 
     def _reading(self) -> Reading:
         viewed, seed = self.settings.output.layer, self.settings.seed
@@ -152,7 +163,8 @@ class Study:
                     of_layer = {name: values[layer["layer"]] for name, values in masses.items()}
                     layer["masses"] = {name: values.tolist() for name, values in of_layer.items()}
             self.record.add(what, kept)
-        layers = [self._ablated(LayerReading(**layer)) for layer in kept["layers"]]
+        read = watched(kept["layers"], "taking projections away", self.progress)
+        layers = [self._ablated(LayerReading(**layer)) for layer in read]
         return Reading(layers, kept["viewed"], kept["columns"], kept["rows"])
 
     def _ablated(self, layer: LayerReading) -> LayerReading:
@@ -162,7 +174,7 @@ class Study:
             what = {"ablation": name, "layer": layer.layer}
             kept = self.record.get(what)
             if kept is None:
-                nats, tokens = self._scored(visitor, f"{name}, layer {layer.layer}")
+                nats, tokens = self._scored(visitor)
                 kept = asdict(Measured(0.0, nats, tokens))
                 self.record.add(what, kept)
             perplexities[name] = Measured(**kept).perplexity

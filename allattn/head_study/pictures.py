@@ -1,9 +1,10 @@
 """A study's pictures: its numbers as plain values, drawn by the room of pictures."""
 
+import math
 import statistics
 
 from allattn.head_study.result import Mask, StudyResult
-from allattn.head_study.summaries import Quantity, quantities
+from allattn.head_study.summaries import Quantity, deviation, quantities
 from allattn.pictures.drawing import Figure
 from allattn.pictures.grids import draw_grid
 from allattn.pictures.shares import ShareCurve, draw_shares
@@ -51,7 +52,7 @@ def _curves(result: StudyResult, mask: Mask, quantity: Quantity) -> list[ShareCu
         for asked in result.asked(mask):
             if found := result.at(mask, name, asked):
                 values = [quantity.value(each) for each in found]
-                spread = statistics.stdev(values) if len(values) > 1 else 0.0
+                spread = 0.0 if math.isnan(over_seeds := deviation(values)) else over_seeds
                 share = statistics.fmean(each.share for each in found)
                 points.append((share, statistics.fmean(values), spread))
         drawn.append(ShareCurve(name, points))

@@ -29,13 +29,15 @@ class Subject:
         return [layer.heads for layer in self.model.layers]
 
 
-def score_text(model: HeadModel, text: Text, what: str, progress: bool) -> tuple[float, int]:
+def score_text(
+    model: HeadModel, text: Text, what: str = "scoring", progress: bool = False
+) -> tuple[float, int]:
     """Nats of all tokens of a text, and how many these are.
 
     Args:
         model: perhaps watched.
         text: to score.
-        what: is measured, for the bar.
+        what: is done, for the bar.
         progress: show one on standard error.
     """
     nats, tokens, memory = 0.0, 0, None

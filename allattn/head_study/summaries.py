@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allattn.head_study.curves import Crossing, Curve, last_crossing, mean_height
@@ -38,6 +39,12 @@ class Quantity:
 def quantities(result: StudyResult) -> list[Quantity]:
     """Perplexity, and every task's accuracy."""
     return [Quantity(), *map(Quantity, result.unmasked.accuracies)]
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Standard deviation over seeds; NaN of one number, or where a perplexity is infinite."""
+    finite = len(values) > 1 and all(map(math.isfinite, values))
+    return statistics.stdev(values) if finite else math.nan
 
 
 def curve(result: StudyResult, mask: Mask, score: str, quantity: Quantity) -> Curve:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from allattn.comparison.text_tables import CsvValue, TextTable, csv_text
 from allattn.head_study.reading import Reading
 from allattn.head_study.result import Mask, Measured, StudyResult
-from allattn.head_study.summaries import Quantity, area, crossings, quantities
+from allattn.head_study.summaries import Quantity, area, crossings, deviation, quantities
 
 TITLE = "Which heads do nothing: a head study"
 NOTES = (
@@ -101,9 +101,10 @@ def _cell(found: Sequence[Measured], quantity: Quantity) -> str:
     if not found:
         return ""
     values = [quantity.value(each) for each in found]
-    spread = f" ± {quantity.text(statistics.stdev(values))}" if len(values) > 1 else ""
+    spread = deviation(values)
+    beside = "" if math.isnan(spread) else f" ± {quantity.text(spread)}"
     share = statistics.fmean(each.share for each in found)
-    return f"{quantity.text(statistics.fmean(values))}{spread} at {share:.1%}"
+    return f"{quantity.text(statistics.fmean(values))}{beside} at {share:.1%}"
 
 
 def _agreement_table(result: StudyResult) -> TextTable:

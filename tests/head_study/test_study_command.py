@@ -138,6 +138,13 @@ def test_what_cannot_be_studied_is_one_line_before_anything_is_loaded(
     assert not (tmp_path / "head_study").exists()
 
 
+def test_a_layer_that_is_not_there(command_line: CommandLine, dense_run: RunFolder) -> None:
+    words = (f"checkpoint={dense_run.last}", *TINY, "output.read=true", "output.layer=2")
+    ended = command_line("study", *words)
+    assert ended.status == 2
+    assert "output.layer=2: has no heads; layers that have: 0, 1" in ended.err
+
+
 def test_one_text_for_both_is_refused_by_what_it_says(
     command_line: CommandLine, dense_run: RunFolder
 ) -> None:

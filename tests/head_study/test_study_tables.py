@@ -3,14 +3,21 @@
 import csv
 import io
 import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from allattn.comparison.text_tables import TextTable, latex_tables, markdown_tables
+from allattn.comparison.upload import Destination
+from allattn.head_study import report
 from allattn.head_study.pictures import captions, draw_pictures
 from allattn.head_study.reading import LayerReading, Reading
+from allattn.head_study.report import upload_report, write_report
 from allattn.head_study.result import Agreement, ClosedByGates, Mask, Measured, Point, StudyResult
 from allattn.head_study.tables import csv_tables, notes, text_tables
+from allattn.training.config import WandbMode
 
 
 def measured(share: float, perplexity: float, accuracy: float) -> Measured:
@@ -93,8 +100,47 @@ def test_numbers_in_full(result: StudyResult) -> None:
     assert [row["block_norm"] for row in files["heads.csv"]] == ["1.0", "2.0", "", ""]
 
 
+def test_a_model_that_breaks_down(result: StudyResult) -> None:
+    """Infinite perplexities are shown as such."""
+    broken = {
+        **result.points,
+        Point(Mask.static, "random", 0.25, 2): Measured(0.25, 1e6, 100, {"quiz acc": 0}),
+    }
+    found = replace(result, points=broken)
+    cells = text_tables(found)[0].rows[1]
+    assert cells[1] == "inf at 25.0%"
+    assert cells[3:] == ["0.0%", "0.0%", "0.0%", "inf"]
+    assert "inf" in csv_tables(found)["points.csv"]
+    assert draw_pictures(found)
+
+
 def test_every_picture_has_its_caption(result: StudyResult) -> None:
     figures = draw_pictures(result)
     assert set(figures) <= set(captions(result))
     lines = {tuple(line.get_xdata()) for line in figures["curves_perplexity"].axes[0].lines}
     assert lines == {(0.0, 0.25, 0.5), (0.0, 0.25)}
+
+
+def test_the_report_goes_to_wandb_as_a_job_of_its_own(
+    result: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it hands to the client, whose side the comparison's tests look at."""
+    handed: list[Any] = []
+    monkeypatch.setattr(report, "log_report", lambda *words: handed.extend(words) or "")
+    monkeypatch.setattr(
+        report, "draw_pictures", lambda found: {"agreement": draw_pictures(found)["agreement"]}
+    )
+    images = write_report(result, tmp_path)
+    destination = Destination("me", "heads", None)
+    upload_report(result, images, tmp_path, WandbMode.offline, destination)
+    job, name, settings, tables, pictures, summary, folder, mode, where = handed
+    assert (job, name, settings) == ("study", "head study of a model", result.settings)
+    assert [table.name for table in tables] == [table.name for table in text_tables(result)]
+    assert pictures == {"agreement": tmp_path / "agreement.png"}
+    assert pictures["agreement"].is_file()
+    assert summary["perplexity/static/random/0.25/seed_2"] == pytest.approx(80)
+    assert summary["perplexity"] == pytest.approx(40)
+    assert (folder, mode, where) == (tmp_path, WandbMode.offline, destination)
+    page = (tmp_path / "report.html").read_text()
+    assert "saves no time" in page
+    assert "<td>0.25, 0.5</td>" in page
