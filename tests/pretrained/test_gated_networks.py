@@ -100,7 +100,7 @@ def test_gradients_of_pi(kind: str, share: int) -> None:
             pi.uniform_(-1, 1, generator=noise)
     state = noise.get_state()
     drawn = heads.sample(noise)
-    assert 0 < sum(float(layer.sum()) for layer in drawn) < 18
+    assert 0 < sum(float(layer.detach().sum()) for layer in drawn) < 18
 
     def loss(multipliers: list[Tensor]) -> Tensor:
         return model(IDS[:, :-1], IDS[:, 1:], [], multipliers)[0].mean()
@@ -109,7 +109,7 @@ def test_gradients_of_pi(kind: str, share: int) -> None:
     noise.set_state(state)
     count = 18 // share
     u = torch.rand(count, generator=noise, dtype=torch.float64).split([6 // share] * 3)
-    step = 1e-6
+    step = 1e-3
     hard = [layer.detach() for layer in drawn]
     for layer, pi in enumerate(heads.pi):
         assert pi.grad is not None
@@ -122,9 +122,11 @@ def test_gradients_of_pi(kind: str, share: int) -> None:
                     ends.append(float(loss(moved)))
             soft = [float(soft_sample(pi.detach() + side, u[layer], config)[gate]) for side in (-step, step)]
             (by_gate,), (by_pi,) = ([b - a for a, b in pairwise(pair)] for pair in (ends, soft))
-            # Central differences: error of order step^2, and rounding of about 1e-15 / step.
+            # Central differences: error of order step^2, and rounding of a Llama's norms, which compute in
+            # float32 whatever the model's precision is.
+            rounding = 4 * torch.finfo(torch.float32).eps * ends[0] / (2 * step)
             assert float(pi.grad[gate]) == pytest.approx(
-                by_gate * by_pi / (2 * step) ** 2, rel=1e-5, abs=1e-8
+                by_gate * by_pi / (2 * step) ** 2, rel=10 * step**2, abs=rounding * by_pi / (2 * step)
             )
 
 
