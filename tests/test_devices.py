@@ -14,7 +14,6 @@ import torch
 from support.reference import small_config
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
     FakeTensor,
     FakeTensorDeviceMismatchError,
     FakeTensorMode,
@@ -101,7 +100,7 @@ def test_these_tensors_refuse_the_cpu_and_readers(device: str) -> None:
         x + torch.ones(3)
     with pytest.raises(AssertionError, match="the host waits"):
         float(x.sum())
-    with pytest.raises(DataDependentOutputException):
+    with pytest.raises(AssertionError, match="the host waits"):
         bool(x.sum() > 0)
 
 

@@ -15,6 +15,10 @@ NOT_REPLACED = {  # the only files written otherwise
     "training/exports.py",  # inside a new folder
     "training/weight_files.py",  # inside the same one
     "training/metrics.py",  # a row is appended
+    "head_study/record.py",  # likewise
+    "training/wandb_run.py",  # into W&B's own folder of the run
+    "huggingface/pruned.py",  # inside a new folder
+    "commands/remove.py",  # inside a new folder
     "data/corpus.py",  # inside a new folder
     "benchmark/memory.py",  # the kernel's
     "commands/streams.py",  # what nobody reads
