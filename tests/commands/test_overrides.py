@@ -22,7 +22,7 @@ KINDS = setting_kinds(PruneSettings) | {"runs": list[str] | None}
 NO_PATHS = {"ablation", "device", "entity", "group", "heads", "name", "precision", "project", "prompt"}
 NO_PATHS |= {"accelerator", "core", "strategy", "tags", "vary", "wandb"}  # last parts of their names
 NO_PATHS |= {"language", "license"}  # of a model card
-NO_PATHS |= {"score"}
+NO_PATHS |= {"form", "projection", "score"}
 
 
 def advised(typed: str) -> list[str]:
