@@ -3,12 +3,17 @@
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from allattn.errors import InputError
 from allattn.model.config import ModelConfig, model_config_from_dict
 from allattn.training.exports import EXPORT_VERSION, MODEL_TYPE, check_export_config
 
 WIKITEXT_103 = 267_735  # words
+
+
+class CodeInFolderError(RuntimeError):
+    """A tokenizer_config.json names code to run. No ValueError: AutoTokenizer would go on and run it."""
 
 
 class AllAttentionConfig(PreTrainedConfig):
@@ -48,6 +53,22 @@ class AllAttentionConfig(PreTrainedConfig):
         for name, value in said.items():
             if value != getattr(self, name):
                 raise InputError(f"config.json: {name}={value} contradicts model={sizes.to_dict()}")
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """The config of a config.json; whoever reads one of a folder with a tokenizer reads it first.
+
+        Raises:
+            CodeInFolderError: the tokenizer_config.json beside it names code to run.
+        """
+        if (place := kwargs.get("name_or_path")) is not None:
+            revision = config_dict.get("_commit_hash") or kwargs.get("revision")
+            if get_tokenizer_config(place, revision=revision).get("auto_map"):
+                raise CodeInFolderError(
+                    f"{place}: tokenizer_config.json names code to run (auto_map), which no export of "
+                    "allattn does: remove it"
+                )
+        return super().from_dict(config_dict, **kwargs)
 
     @property
     def sizes(self) -> ModelConfig:

@@ -22,7 +22,11 @@ CHOICES = {  # command, what is typed, what is said
     "group of the other command": ("train", "ablation=all_three", "there is no setting ablation"),
     "added there": ("train", "+gates=paper", "there is no setting gates"),
     "no name": ("train", "optimizer=3", "takes one choice; there are adamw, lamb, muon"),
-    "several at once": ("train", "experiment=[demo,small]", "takes one choice; there are causal_lm, demo, paper, small"),
+    "several at once": (
+        "train",
+        "experiment=[demo,small]",
+        "takes one choice; there are causal_lm, demo, paper, small",
+    ),
     "no choice": ("train", "experiment=null", "takes one choice"),
     "group without files": (
         "train",

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.checkpoint_files import TOKENIZER
 from support.huggingface_fixtures import KINDS, Exported
 from support.reference import random_ids
 from tokenizers import Tokenizer, models
@@ -20,6 +19,7 @@ import allattn
 from allattn.commands.generate import GenerateSettings, generate
 from allattn.data.vocabulary import save_tokenizer, word_tokenizer
 from allattn.errors import InputError
+from allattn.huggingface.configuration import CodeInFolderError
 
 transformers = pytest.importorskip("transformers", reason='needs the extra: pip install "allattn[hf]"')
 huggingface = pytest.importorskip("allattn.huggingface", exc_type=ImportError)
@@ -187,9 +187,13 @@ def test_no_code_of_a_folder_is_run(folder: Path) -> None:
     with pytest.raises(InputError, match="trust_remote_code: no model of allattn needs code"):
         load(folder, trust_remote_code=True)
     change(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.T", "evil.T"]})
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    assert tokenizer("w1")["input_ids"] == [TOKENIZER.token_to_id("w1")]
+    for allowed in (False, True):
+        with pytest.raises(CodeInFolderError, match=r"tokenizer_config\.json names code to run"):
+            transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=allowed)
     change(folder, "config.json", auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"})
+    with pytest.raises(CodeInFolderError):
+        transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    change(folder, "tokenizer_config.json", auto_map=None)
     with pytest.raises(InputError, match="names code to run"):
         load(folder, trust_remote_code=True)
 
