@@ -299,6 +299,7 @@ def test_a_run_that_fails_in_w_and_b_does_not_take_the_next_jobs_rows(
 
 def test_no_server_means_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("allattn.training.wandb_run.INIT_SECONDS", 3)
+    monkeypatch.delenv("WANDB_DIR", raising=False)  # another test's client has one
     environment = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": API_KEY}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
