@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from allattn.data.segments import Segment
 from allattn.devices import float32_products, to_device
 from allattn.heads.all_attention import OwnModel
+from allattn.heads.masks import DynamicMask
 from allattn.heads.ranking import Scope, keep_highest
 from allattn.heads.scores import SCORES, text_scores
 from allattn.heads.watched import Batch
@@ -283,3 +284,17 @@ def test_precision_of_products_is_as_before_afterwards() -> None:
     with float32_products("high"):
         assert torch.get_float32_matmul_precision() == "high"
     assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize(
+    "score", [name for name, score in SCORES.items() if score.per_sequence and name != "random"]
+)
+def test_a_dynamic_mask(device: str, score: str) -> None:
+    """The head study's zeroing; no number is read before `share` is asked for."""
+    model = OwnModel(made(device, feed_forward=8, heads_kept=[[0, 2, 3], []]))
+    part = segment()
+    batch = Batch(part.inputs, part.targets, torch.ones(ROWS, TOKENS, dtype=torch.bool))
+    mask = DynamicMask(model.layers, score, tau=0.5)
+    with model.watch(mask), torch.no_grad():
+        nats, _ = model.nats(batch)
+    assert nats.device.type == device
