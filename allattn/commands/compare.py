@@ -13,6 +13,7 @@ from allattn.comparison.compared_run import ComparedRun, FinishedRun, LeftOut
 from allattn.comparison.curves import At
 from allattn.comparison.page import html_page
 from allattn.comparison.pictures import draw_pictures
+from allattn.comparison.report import write_files
 from allattn.comparison.runs_local import read_local_runs
 from allattn.comparison.runs_wandb import read_wandb_runs
 from allattn.comparison.side_by_side import Comparison, side_by_side
@@ -21,8 +22,7 @@ from allattn.comparison.text_tables import latex_tables, markdown_tables, termin
 from allattn.comparison.upload import Destination, check_can_log, destination_of, log_summary_run
 from allattn.comparison.wandb_report import check_can_report, save_report
 from allattn.errors import InputError
-from allattn.files import write_atomically
-from allattn.pictures.drawing import png, svg
+from allattn.pictures.drawing import svg
 from allattn.training.config import WandbMode
 from allattn.training.flat_names import among
 
@@ -114,7 +114,6 @@ def _write(comparison: Comparison, folder: Path) -> dict[str, Path]:
     """Write every form of the comparison; the PNG files by name."""
     figures = draw_pictures(comparison)
     vectors = {name: svg(figure, name) for name, figure in figures.items()}
-    images = {name: folder / f"{name}.png" for name in figures}
     tables, said = text_tables(comparison), notes(comparison)
     texts = {
         "table.md": markdown_tables(tables, said),
@@ -122,16 +121,7 @@ def _write(comparison: Comparison, folder: Path) -> dict[str, Path]:
         **csv_tables(comparison),
         "report.html": html_page(comparison, vectors),
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_atomically(folder / name, text)
-        for name, figure in figures.items():
-            write_atomically(folder / f"{name}.svg", vectors[name])
-            write_atomically(images[name], png(figure))
-    except OSError as error:
-        raise InputError(f"folder={folder}: cannot be written ({error.strerror})") from None
-    return images
+    return write_files(folder, texts, figures, vectors)
 
 
 def _destination(settings: CompareSettings, comparison: Comparison) -> Destination:

@@ -1,12 +1,16 @@
-"""Tables, notes and pictures as one HTML page that needs nothing else."""
+"""Tables, notes and pictures as one HTML page that needs nothing else, and a report's files."""
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from allattn.comparison.text_tables import TextTable
+from allattn.errors import InputError
+from allattn.files import write_atomically
+from allattn.pictures.drawing import Figure, png
 
 
 def rendered(
@@ -44,3 +48,30 @@ def rendered(
         settings_title=settings_title,
         **more,
     )
+
+
+def write_files(
+    folder: Path, texts: Mapping[str, str], figures: Mapping[str, Figure], vectors: Mapping[str, bytes]
+) -> dict[str, Path]:
+    """Write a report into a folder, which is made where it is missing; the PNG files by name.
+
+    Args:
+        folder: earlier files of these names are replaced.
+        texts: by name of the file.
+        figures: by name.
+        vectors: the same as SVG.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    images = {name: folder / f"{name}.png" for name in figures}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_atomically(folder / name, text)
+        for name, figure in figures.items():
+            write_atomically(folder / f"{name}.svg", vectors[name])
+            write_atomically(images[name], png(figure))
+    except OSError as error:
+        raise InputError(f"folder={folder}: cannot be written ({error.strerror})") from None
+    return images

@@ -2,15 +2,13 @@
 
 from pathlib import Path
 
-from allattn.comparison.report import rendered
+from allattn.comparison.report import rendered, write_files
 from allattn.comparison.text_tables import latex_tables, markdown_tables
 from allattn.comparison.upload import Destination, log_report
-from allattn.errors import InputError
-from allattn.files import write_atomically
 from allattn.head_study.pictures import captions, draw_pictures
 from allattn.head_study.result import StudyResult
 from allattn.head_study.tables import TITLE, csv_tables, notes, text_tables
-from allattn.pictures.drawing import png, svg
+from allattn.pictures.drawing import svg
 from allattn.training.config import WandbMode
 
 JOB_TYPE = "study"
@@ -24,7 +22,6 @@ def write_report(result: StudyResult, folder: Path) -> dict[str, Path]:
     """
     figures, said = draw_pictures(result), captions(result)
     vectors = {name: svg(figure, name) for name, figure in figures.items()}
-    images = {name: folder / f"{name}.png" for name in figures}
     tables, lines = text_tables(result), notes(result)
     shown = {said[name]: data for name, data in vectors.items()}
     texts = {
@@ -33,15 +30,7 @@ def write_report(result: StudyResult, folder: Path) -> dict[str, Path]:
         **csv_tables(result),
         "report.html": rendered("report.html.jinja", TITLE, tables, lines, shown, result.settings),
     }
-    try:
-        for name, text in texts.items():
-            write_atomically(folder / name, text)
-        for name, figure in figures.items():
-            write_atomically(folder / f"{name}.svg", vectors[name])
-            write_atomically(images[name], png(figure))
-    except OSError as error:
-        raise InputError(f"folder={folder}: cannot be written ({error.strerror})") from None
-    return images
+    return write_files(folder, texts, figures, vectors)
 
 
 def upload_report(

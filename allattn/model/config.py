@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from allattn.errors import InputError, refuse_wrong_kinds
+from allattn.model.heads_kept import HeadsKept
 
 ATTENTION_ALONE = "attention alone"  # neither persistent vectors nor a feed-forward sublayer
 
 
 @dataclass
-class ModelConfig:
+class ModelConfig(HeadsKept):
     """Everything that fixes the architecture (paper: L=16, d=512, H=8, N=2048, M=192)."""
 
     vocabulary_size: int | None = None  # V; read from the tokenizer when None
@@ -67,25 +68,6 @@ class ModelConfig:
 
     def cache_bytes_per_token(self, element: int) -> None:
         """The memory holds inputs of the layers, of as many positions at any length of the text."""
-
-    def kept(self, layer: int) -> list[int]:
-        """Original indices of the heads that `layer` has."""
-        return list(range(self.heads)) if self.heads_kept is None else list(self.heads_kept[layer])
-
-    @property
-    def heads_present(self) -> list[int]:
-        """Number of heads that each layer has."""
-        return [len(self.kept(layer)) for layer in range(self.layers)]
-
-    @property
-    def heads_kept_total(self) -> int:
-        """Heads of all layers that the model has."""
-        return sum(self.heads_present)
-
-    @property
-    def heads_total(self) -> int:
-        """L * H, the heads of all layers before any removal."""
-        return self.layers * self.heads
 
     @property
     def parameters_per_head(self) -> int:
@@ -146,10 +128,6 @@ class ModelConfig:
     def with_heads(self, kept: list[list[int]], scales: list[float]) -> "ModelConfig":
         """The same with these heads and s_g."""
         return replace(copy.deepcopy(self), heads_kept=kept, output_scale=scales)
-
-    def scale(self, layer: int) -> float:
-        """The constant s_g of `layer`."""
-        return 1.0 if self.output_scale is None else float(self.output_scale[layer])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain Python values, fit for a weights-only checkpoint or JSON."""

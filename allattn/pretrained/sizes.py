@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from allattn.errors import InputError, fits_kind
+from allattn.model.heads_kept import HeadsKept
 
 FAMILY = "pretrained"
 _KINDS: dict[str, Any] = {
@@ -30,7 +31,7 @@ _KINDS: dict[str, Any] = {
 
 
 @dataclass
-class PretrainedSizes:
+class PretrainedSizes(HeadsKept):
     """What rebuilds the model; see `Sizes`."""
 
     network: dict[str, Any]  # the configuration of transformers before any removal, as plain JSON values
@@ -75,25 +76,6 @@ class PretrainedSizes:
         """A plain softmax."""
         return [self.vocabulary_size]
 
-    @property
-    def heads_present(self) -> list[int]:
-        """h of every layer."""
-        return [len(self.kept(layer)) for layer in range(self.layers)]
-
-    @property
-    def heads_kept_total(self) -> int:
-        """Heads of all layers that the model has."""
-        return sum(self.heads_present)
-
-    @property
-    def heads_total(self) -> int:
-        """L * H."""
-        return self.layers * self.heads
-
-    def kept(self, layer: int) -> list[int]:
-        """Original indices of the heads that `layer` has."""
-        return list(range(self.heads)) if self.heads_kept is None else list(self.heads_kept[layer])
-
     def groups_of(self, layer: int) -> list[int]:
         """Original index of the key/value head of every head that `layer` has."""
         return [head // self.heads_per_group for head in self.kept(layer)]
@@ -101,10 +83,6 @@ class PretrainedSizes:
     def groups_kept(self, layer: int) -> list[int]:
         """Original indices of the key/value heads that some head of `layer` needs."""
         return sorted(set(self.groups_of(layer)))
-
-    def scale(self, layer: int) -> float:
-        """The constant s_g of `layer`."""
-        return 1.0 if self.output_scale is None else float(self.output_scale[layer])
 
     def with_heads(self, kept: list[list[int]], scales: list[float]) -> "PretrainedSizes":
         """The same with these heads and s_g."""
